@@ -1,0 +1,1 @@
+"""Model folders: configuration, weights, GGUF conversion, tokenizer."""
