@@ -14,12 +14,14 @@ import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from engine.models.config import ModelConfig
+from engine.models.config import ModelConfig
+from engine.models.rope import rope_table
+
+__all__ = ["DECODE", "PREFILL", "Batch", "ForwardPass", "KVPool", "LoadedModel", "ModelConfig", "Settings", "rope_table"]
 
 CONTRACT_VERSION = 1
 PREFILL, DECODE = 0, 1
