@@ -1,0 +1,271 @@
+// Grouped-query attention over a paged bf16 cache, for one query token (decode) and many (prefill) alike.
+//
+// Cache of one layer, block b at `base + b * block_stride` (elements), holding `block_size` tokens:
+//   keys   [kv_heads][head_dim / 2][block_size][2]     a vector is 16 tokens of one pair of dimensions
+//   values [kv_heads][block_size / 2][head_dim][2]     a vector is 16 dimensions of one pair of tokens
+// so that scores and sums are the same tile product as a linear layer's, without horizontal sums.
+//
+// A context is cut into spans of PM_SPAN keys at absolute positions. Each span gives (maximum, weight, weighted values), and
+// spans are merged in order. The spans of one query token may be computed by different threads, those of a prefill tile by
+// one: the arithmetic is the same, so chunked and whole prefill, and any batch and thread count, agree to the bit.
+// Nothing past a token's own position reaches its result, whatever bits lie there.
+#pragma once
+#include "gemm.hpp"
+
+#ifndef PM_SPAN
+#define PM_SPAN 256
+#endif
+#ifndef PM_ATTENTION_ROWS  // query rows (tokens x heads of a group) in one tile
+#define PM_ATTENTION_ROWS 12
+#endif
+#ifndef PM_KV_PREFETCH  // 1: fetch the next block while this one is used
+#define PM_KV_PREFETCH 1
+#endif
+static_assert(PM_SPAN % 64 == 0, "PM_SPAN is a multiple of 64");
+static_assert(PM_ATTENTION_ROWS >= 1 && PM_ATTENTION_ROWS <= 14, "PM_ATTENTION_ROWS is 1 to 14");
+constexpr int MAX_HEAD_DIM = 256;
+
+struct Cache {
+  bf16* keys;
+  bf16* values;
+  int64_t block_stride;
+  int block_size, kv_heads, head_dim;
+  bf16* key_block(int64_t block, int head) const { return keys + block * block_stride + int64_t(head) * block_size * head_dim; }
+  bf16* value_block(int64_t block, int head) const { return values + block * block_stride + int64_t(head) * block_size * head_dim; }
+};
+
+// One span's contribution to one query row.
+struct Partial {
+  float maximum, weight;
+};
+
+// Writes the key and value (float32, rotated) of one token and head into the cache.
+static inline void write_cache(const Cache& c, int64_t slot, int head, const float* key, const float* value) {
+  const int64_t block = slot / c.block_size, at = slot % c.block_size;
+  bf16* k = c.key_block(block, head) + at * 2;
+  bf16* v = c.value_block(block, head) + (at / 2) * c.head_dim * 2 + (at & 1);
+  for (int d = 0; d < c.head_dim; d += 2) {
+    k[int64_t(d / 2) * c.block_size * 2] = to_bf16(key[d]);
+    k[int64_t(d / 2) * c.block_size * 2 + 1] = to_bf16(key[d + 1]);
+  }
+  for (int d = 0; d < c.head_dim; d++) v[d * 2] = to_bf16(value[d]);
+}
+
+template <int MR, int NV>
+static inline void scores_part(const bf16* q, const Cache& c, const bf16* keys, float* out) {
+  V acc[MR][NV];
+  clear(acc);
+  tile<MR, NV>(q, c.head_dim, keys, c.block_size * 2, c.head_dim / 2, 0, acc);
+  for (int i = 0; i < MR; i++)
+    for (int j = 0; j < NV; j++) vstore(out + i * PM_SPAN + j * 16, acc[i][j]);
+}
+
+// out[MR][block_size] (row stride PM_SPAN) = q . keys of one block
+template <int MR>
+static __attribute__((noinline)) void block_scores(const bf16* q, const Cache& c, const bf16* keys, float* out) {
+  int t = 0;
+  for (; t + 32 <= c.block_size; t += 32) scores_part<MR, 2>(q, c, keys + t * 2, out + t);
+  if (t < c.block_size) scores_part<MR, 1>(q, c, keys + t * 2, out + t);
+}
+
+template <int MR, int NV>
+static inline void values_part(const bf16* p, const Cache& c, const bf16* values, int tokens, float* sum) {
+  V acc[MR][NV];
+  for (int i = 0; i < MR; i++)
+    for (int j = 0; j < NV; j++) acc[i][j] = vload(sum + i * c.head_dim + j * 16);
+  tile<MR, NV>(p, PM_SPAN, values, c.head_dim * 2, tokens / 2, 0, acc);
+  if (tokens & 1) {  // the last pair's second token is not part of the context: its bits must not count, not even times zero
+    const int64_t q = tokens / 2;
+    for (int j = 0; j < NV; j++) {
+      const W v = wlow(wload(values + q * c.head_dim * 2 + j * 32));
+      for (int i = 0; i < MR; i++) acc[i][j] = dot2(acc[i][j], v, wpair(load_pair(p + i * PM_SPAN + 2 * q)));
+    }
+  }
+  for (int i = 0; i < MR; i++)
+    for (int j = 0; j < NV; j++) vstore(sum + i * c.head_dim + j * 16, acc[i][j]);
+}
+
+// sum[MR][head_dim] += p[MR, tokens] (row stride PM_SPAN) . values of one block
+template <int MR>
+static __attribute__((noinline)) void block_values(const bf16* p, const Cache& c, const bf16* values, int tokens, float* sum) {
+  int d = 0;
+  for (; d + 32 <= c.head_dim; d += 32) values_part<MR, 2>(p, c, values + d * 2, tokens, sum + d);
+  if (d < c.head_dim) values_part<MR, 1>(p, c, values + d * 2, tokens, sum + d);
+}
+
+// Turns the first `valid` scores of a row into weights: p[0:padded] bf16 (zero past `valid`), their maximum and sum.
+static inline Partial soften(float* s, bf16* p, int valid, int padded, float scale) {
+  if (valid <= 0) {
+    std::memset(p, 0, sizeof(bf16) * size_t(padded));
+    return {MINUS_INF, 0.f};
+  }
+  V most = vset(MINUS_INF);
+  for (int t = 0; t < padded; t += LANES) {
+    V x = vmul(vload(s + t), vset(scale));
+    if (t + LANES > valid) x = vfirst(x, valid > t ? valid - t : 0, MINUS_INF);
+    vstore(s + t, x);
+    most = vmax(most, x);
+  }
+  const float maximum = vmaximum(most);
+  V total = vzero();
+  for (int t = 0; t < padded; t += LANES) {
+    const V e = vexp(vsub(vload(s + t), vset(maximum)));
+    vstore_bf16(p + t, e);
+    total = vadd(total, e);
+  }
+  return {maximum, vsum(total)};
+}
+
+// One span for MR query rows of one group. Row i sees `valid[i]` of the span's keys. out[MR][head_dim], parts[MR].
+template <int MR>
+static void attend_span(const bf16* q, const Cache& c, const int32_t* blocks, int head, const int* valid, float scale, float* out, Partial* parts) {
+  alignas(64) float s[MR * PM_SPAN];
+  alignas(64) bf16 p[MR * PM_SPAN];
+  int most = 0;
+  for (int i = 0; i < MR; i++) most = valid[i] > most ? valid[i] : most;
+  const int count = (most + c.block_size - 1) / c.block_size, padded = count * c.block_size;
+  for (int b = 0; b < count; b++) {
+#if PM_KV_PREFETCH
+    const char* next = (const char*)(b + 1 < count ? c.key_block(blocks[b + 1], head) : c.value_block(blocks[0], head));
+    for (int64_t at = 0; at < int64_t(c.block_size) * c.head_dim * 2; at += 64) prefetch(next + at);
+#endif
+    block_scores<MR>(q, c, c.key_block(blocks[b], head), s + b * c.block_size);
+  }
+  for (int i = 0; i < MR; i++) parts[i] = soften(s + i * PM_SPAN, p + i * PM_SPAN, valid[i], padded, scale);
+  std::memset(out, 0, sizeof(float) * size_t(MR * c.head_dim));
+  for (int b = 0; b < count; b++) {
+#if PM_KV_PREFETCH
+    if (b + 1 < count) {
+      const char* next = (const char*)c.value_block(blocks[b + 1], head);
+      for (int64_t at = 0; at < int64_t(c.block_size) * c.head_dim * 2; at += 64) prefetch(next + at);
+    }
+#endif
+    const int left = most - b * c.block_size;
+    block_values<MR>(p + b * c.block_size, c, c.value_block(blocks[b], head), left < c.block_size ? left : c.block_size, out);
+  }
+}
+
+// Merges span (b, values) into the running (a, sum).
+static inline void merge(Partial& a, float* sum, const Partial& b, const float* values, int head_dim) {
+  if (b.weight == 0.f) return;
+  if (a.weight == 0.f) {
+    a = b;
+    std::memcpy(sum, values, sizeof(float) * size_t(head_dim));
+    return;
+  }
+  const float maximum = a.maximum > b.maximum ? a.maximum : b.maximum;
+  float factors[LANES];
+  vstore(factors, vexp(vset(a.maximum - maximum)));
+  const float fa = factors[0];
+  vstore(factors, vexp(vset(b.maximum - maximum)));
+  const float fb = factors[0];
+  for (int d = 0; d < head_dim; d += LANES)
+    vstore(sum + d, vfma(vload(values + d), vset(fb), vmul(vload(sum + d), vset(fa))));
+  a = {maximum, a.weight * fa + b.weight * fb};
+}
+
+static inline void finish(bf16* out, const Partial& a, const float* sum, int head_dim) {
+  const V inverse = vset(1.f / a.weight);
+  for (int d = 0; d < head_dim; d += LANES) vstore_bf16(out + d, vmul(vload(sum + d), inverse));
+}
+
+// Attention of one layer over a step's sequences, cut into units that any thread may take in any order.
+// A sequence whose query rows fit one tile has a unit for each (head of keys, span); the unit that finishes last merges them.
+// A longer one has a unit for each (head of keys, tile of query rows), which goes through the spans itself.
+struct Attention {
+  Cache cache;
+  int sequences, group;  // group: query heads that share a head of keys
+  int64_t rows, table_width, out_stride;
+  const int32_t *query_start, *context_len, *block_table;
+  const bf16* q;  // [kv_heads][rows][group][head_dim]
+  bf16* out;      // [rows][out_stride], head h at column h * head_dim
+  float scale;
+  int64_t* unit_start;     // [sequences + 1]
+  float* partials;         // [units][PM_ATTENTION_ROWS][head_dim + 2]
+  std::atomic<int>* done;  // [sequences][kv_heads], zero between layers
+
+  int64_t query_rows(int s) const { return int64_t(query_start[s + 1] - query_start[s]) * group; }
+  int64_t spans(int s) const { return (context_len[s] + PM_SPAN - 1) / PM_SPAN; }
+  bool split(int s) const { return query_rows(s) <= PM_ATTENTION_ROWS; }
+  int64_t units_a_head(int s) const { return split(s) ? spans(s) : (query_rows(s) + PM_ATTENTION_ROWS - 1) / PM_ATTENTION_ROWS; }
+  int64_t partial_floats() const { return int64_t(PM_ATTENTION_ROWS) * (cache.head_dim + 2); }
+
+  void plan() {
+    unit_start[0] = 0;
+    for (int s = 0; s < sequences; s++) unit_start[s + 1] = unit_start[s] + units_a_head(s) * cache.kv_heads;
+  }
+  int64_t units() const { return unit_start[sequences]; }
+
+  void run(int64_t unit) const {
+    int s = 0;
+    while (unit_start[s + 1] <= unit) s++;
+    const int64_t each = units_a_head(s), local = unit - unit_start[s];
+    const int head = int(local / each);
+    if (split(s)) {
+      call_with_rows<PM_ATTENTION_ROWS>(int(query_rows(s)), 0, [&](auto mr, int64_t) { run_span<mr()>(s, head, local % each, unit); });
+    } else {  // the last tiles see the most keys: they are taken first
+      const int64_t t = each - 1 - local % each, begin = query_rows(s) * t / each, end = query_rows(s) * (t + 1) / each;
+      call_with_rows<PM_ATTENTION_ROWS>(int(end - begin), begin, [&](auto mr, int64_t first) { run_tile<mr()>(s, head, first); });
+    }
+  }
+
+ private:
+  const int32_t* span_blocks(int s, int64_t span) const { return block_table + s * table_width + span * (PM_SPAN / cache.block_size); }
+  // Keys that query row r (of sequence s, counted from its first) sees of a span.
+  int valid(int s, int64_t r, int64_t span) const {
+    const int64_t first = context_len[s] - (query_start[s + 1] - query_start[s]);
+    const int64_t keys = first + r / group + 1 - span * PM_SPAN;
+    return int(keys < 0 ? 0 : keys > PM_SPAN ? PM_SPAN : keys);
+  }
+  const bf16* query(int s, int head, int64_t r) const {
+    return q + ((int64_t(head) * rows + query_start[s]) * group + r) * cache.head_dim;
+  }
+  void write(int s, int head, int64_t r, const Partial& part, const float* sum) const {
+    const int64_t row = query_start[s] + r / group, column = (int64_t(head) * group + r % group) * cache.head_dim;
+    finish(out + row * out_stride + column, part, sum, cache.head_dim);
+  }
+
+  template <int MR>
+  void run_span(int s, int head, int64_t span, int64_t unit) const {
+    const int hd = cache.head_dim;
+    float* values = partials + unit * partial_floats();
+    Partial* parts = (Partial*)(values + PM_ATTENTION_ROWS * hd);
+    int seen[MR];
+    for (int i = 0; i < MR; i++) seen[i] = valid(s, i, span);
+    attend_span<MR>(query(s, head, 0), cache, span_blocks(s, span), head, seen, scale, values, parts);
+    std::atomic<int>& count = done[s * cache.kv_heads + head];
+    const int64_t each = spans(s);
+    if (count.fetch_add(1, std::memory_order_acq_rel) + 1 < each) return;
+    count.store(0, std::memory_order_relaxed);
+    values -= span * partial_floats();
+    parts = (Partial*)(values + PM_ATTENTION_ROWS * hd);
+    for (int i = 0; i < MR; i++) {
+      for (int64_t k = 1; k < each; k++) {
+        const float* next = values + k * partial_floats();
+        merge(parts[i], values + i * hd, ((const Partial*)(next + PM_ATTENTION_ROWS * hd))[i], next + i * hd, hd);
+      }
+      write(s, head, i, parts[i], values + i * hd);
+    }
+  }
+
+  template <int MR>
+  void run_tile(int s, int head, int64_t first) const {
+    const int hd = cache.head_dim;
+    alignas(64) float sum[MR * MAX_HEAD_DIM], next[MR * MAX_HEAD_DIM];
+    Partial total[MR], part[MR];
+    for (int64_t span = 0; valid(s, first + MR - 1, span) > 0 && span < spans(s); span++) {
+      int seen[MR];
+      for (int i = 0; i < MR; i++) seen[i] = valid(s, first + i, span);
+      attend_span<MR>(query(s, head, first), cache, span_blocks(s, span), head, seen, scale, span ? next : sum, span ? part : total);
+      for (int i = 0; span && i < MR; i++) merge(total[i], sum + i * hd, part[i], next + i * hd, hd);
+    }
+    for (int i = 0; i < MR; i++) write(s, head, first + i, total[i], sum + i * hd);
+  }
+};
+
+// How many units a step can have at most, for sizing scratch memory before `plan`.
+static inline int64_t most_units(const Attention& a) {
+  int64_t n = 0;
+  for (int s = 0; s < a.sequences; s++) n += a.units_a_head(s) * a.cache.kv_heads;
+  return n;
+}

@@ -1,0 +1,290 @@
+// Sixteen float lanes and thirty-two bf16 lanes, in four implementations chosen at compile time by PM_ISA:
+//   4 AVX512 with BF16 dot products, 3 AVX512 (F, BW, DQ, VL), 2 AVX2 with FMA, 0 portable C++.
+// Everything above this file is written once on these types. Sums keep the same order in every kernel that uses them, so a
+// row's result depends neither on how many rows share the step nor on the number of threads.
+#pragma once
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#ifndef PM_ISA
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define PM_ISA 4
+#elif defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define PM_ISA 3
+#elif defined(__AVX2__) && defined(__FMA__)
+#define PM_ISA 2
+#else
+#define PM_ISA 0
+#endif
+#endif
+#if PM_ISA == 4 && !defined(__AVX512BF16__)
+#error "PM_ISA 4 needs a CPU with AVX512 BF16: take 3, 2 or 0"
+#elif PM_ISA == 3 && !defined(__AVX512BW__)
+#error "PM_ISA 3 needs a CPU with AVX512: take 2 or 0"
+#elif PM_ISA == 2 && !(defined(__AVX2__) && defined(__FMA__))
+#error "PM_ISA 2 needs a CPU with AVX2 and FMA: take 0"
+#endif
+#if PM_ISA > 0
+#include <immintrin.h>
+#endif
+
+using bf16 = uint16_t;
+constexpr int LANES = 16;
+constexpr float MINUS_INF = -std::numeric_limits<float>::infinity();
+
+static inline float to_float(bf16 x) {
+  uint32_t bits = uint32_t(x) << 16;
+  float f;
+  std::memcpy(&f, &bits, 4);
+  return f;
+}
+
+static inline bf16 to_bf16(float f) {  // round to nearest even; NaN stays NaN
+  uint32_t bits;
+  std::memcpy(&bits, &f, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return bf16((bits >> 16) | 0x40);
+  return bf16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+static inline uint32_t load_pair(const bf16* p) {
+  uint32_t v;
+  std::memcpy(&v, p, 4);
+  return v;
+}
+
+static inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+
+// ---- V: 16 floats. W: 32 bf16, lane i holding elements 2i (low half) and 2i+1 (high half). -------------------------------
+#if PM_ISA >= 3
+
+using V = __m512;
+using W = __m512i;
+static inline V vzero() { return _mm512_setzero_ps(); }
+static inline V vset(float x) { return _mm512_set1_ps(x); }
+static inline V vload(const float* p) { return _mm512_loadu_ps(p); }
+static inline void vstore(float* p, V a) { _mm512_storeu_ps(p, a); }
+static inline V vadd(V a, V b) { return _mm512_add_ps(a, b); }
+static inline V vsub(V a, V b) { return _mm512_sub_ps(a, b); }
+static inline V vmul(V a, V b) { return _mm512_mul_ps(a, b); }
+static inline V vdiv(V a, V b) { return _mm512_div_ps(a, b); }
+static inline V vfma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+static inline V vmax(V a, V b) { return _mm512_max_ps(a, b); }
+static inline float vsum(V a) { return _mm512_reduce_add_ps(a); }
+static inline float vmaximum(V a) { return _mm512_reduce_max_ps(a); }
+static inline V vround(V a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+static inline V vscale2(V a, V n) { return _mm512_scalef_ps(a, n); }  // a * 2^n
+static inline V vzero_below(V a, V x, float limit) {                  // a where x >= limit, else 0
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_GE_OQ), a);
+}
+static inline V vfirst(V a, int n, float fill) {  // lanes below n, the others replaced
+  return _mm512_mask_mov_ps(_mm512_set1_ps(fill), __mmask16((1u << n) - 1), a);
+}
+static inline V vload_bf16(const bf16* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
+static inline void vstore_bf16(bf16* p, V a) {
+#if PM_ISA == 4
+  __m256bh h = _mm512_cvtneps_pbh(a);
+  std::memcpy(p, &h, 32);
+#else
+  __m512i b = _mm512_castps_si512(a);
+  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(b, 16), _mm512_set1_epi32(1));
+  __m512i r = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(b, _mm512_set1_epi32(0x7fff)), odd), 16);
+  r = _mm512_mask_mov_epi32(r, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(r));
+#endif
+}
+static inline W wload(const bf16* p) { return _mm512_loadu_si512(p); }
+static inline W wload_first(const bf16* p, int n) { return _mm512_maskz_loadu_epi16(n >= 32 ? ~0u : (1u << n) - 1, p); }
+static inline W wpair(uint32_t pair) { return _mm512_set1_epi32(int(pair)); }
+static inline W wlow(W w) { return _mm512_and_si512(w, _mm512_set1_epi32(0xffff)); }  // odd elements set to zero
+static inline V dot2(V acc, W a, W b) {                                               // acc + a.even*b.even + a.odd*b.odd
+#if PM_ISA == 4
+  return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
+#else
+  const __m512i high = _mm512_set1_epi32(int(0xffff0000));
+  acc = vfma(_mm512_castsi512_ps(_mm512_slli_epi32(a, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), acc);
+  return vfma(_mm512_castsi512_ps(_mm512_and_si512(a, high)), _mm512_castsi512_ps(_mm512_and_si512(b, high)), acc);
+#endif
+}
+
+#elif PM_ISA == 2
+
+struct V {
+  __m256 a, b;
+};
+struct W {
+  __m256i a, b;
+};
+static inline V vset(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+static inline V vzero() { return vset(0.f); }
+static inline V vload(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+static inline void vstore(float* p, V x) { _mm256_storeu_ps(p, x.a), _mm256_storeu_ps(p + 8, x.b); }
+static inline V vadd(V x, V y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+static inline V vsub(V x, V y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+static inline V vmul(V x, V y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+static inline V vdiv(V x, V y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+static inline V vfma(V x, V y, V z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+static inline V vmax(V x, V y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+static inline float vsum(V x) {
+  float t[8], s = 0;
+  _mm256_storeu_ps(t, _mm256_add_ps(x.a, x.b));
+  for (float v : t) s += v;
+  return s;
+}
+static inline float vmaximum(V x) {
+  float t[8], s = MINUS_INF;
+  _mm256_storeu_ps(t, _mm256_max_ps(x.a, x.b));
+  for (float v : t) s = v > s ? v : s;
+  return s;
+}
+static inline V vround(V x) {
+  constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(x.a, mode), _mm256_round_ps(x.b, mode)};
+}
+static inline __m256 scale2_half(__m256 x, __m256 n) {
+  return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23)));
+}
+static inline V vscale2(V x, V n) { return {scale2_half(x.a, n.a), scale2_half(x.b, n.b)}; }
+static inline V vzero_below(V r, V x, float limit) {
+  __m256 l = _mm256_set1_ps(limit);
+  return {_mm256_and_ps(r.a, _mm256_cmp_ps(x.a, l, _CMP_GE_OQ)), _mm256_and_ps(r.b, _mm256_cmp_ps(x.b, l, _CMP_GE_OQ))};
+}
+static inline V vfirst(V x, int n, float fill) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  __m256 f = _mm256_set1_ps(fill);
+  __m256 ma = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane));
+  __m256 mb = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n - 8), lane));
+  return {_mm256_blendv_ps(f, x.a, ma), _mm256_blendv_ps(f, x.b, mb)};
+}
+static inline V vload_bf16(const bf16* p) {
+  __m128i lo = _mm_loadu_si128((const __m128i*)p), hi = _mm_loadu_si128((const __m128i*)(p + 8));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(lo), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(hi), 16))};
+}
+static inline __m256i round_half(__m256 x) {
+  __m256i b = _mm256_castps_si256(x);
+  __m256i odd = _mm256_and_si256(_mm256_srli_epi32(b, 16), _mm256_set1_epi32(1));
+  __m256i r = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(b, _mm256_set1_epi32(0x7fff)), odd), 16);
+  __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  return _mm256_blendv_epi8(r, _mm256_set1_epi32(0x7fc0), nan);
+}
+static inline void vstore_bf16(bf16* p, V x) {
+  __m256i packed = _mm256_packus_epi32(round_half(x.a), round_half(x.b));
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(packed, 0xd8));
+}
+static inline W wload(const bf16* p) {
+  return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 16))};
+}
+static inline W wload_first(const bf16* p, int n) {
+  bf16 t[32] = {};
+  std::memcpy(t, p, 2 * size_t(n < 32 ? n : 32));
+  return wload(t);
+}
+static inline W wpair(uint32_t pair) { return {_mm256_set1_epi32(int(pair)), _mm256_set1_epi32(int(pair))}; }
+static inline W wlow(W w) {
+  const __m256i m = _mm256_set1_epi32(0xffff);
+  return {_mm256_and_si256(w.a, m), _mm256_and_si256(w.b, m)};
+}
+static inline __m256 dot2_half(__m256 acc, __m256i a, __m256i b) {
+  const __m256i high = _mm256_set1_epi32(int(0xffff0000));
+  acc = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16)), acc);
+  return _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(a, high)), _mm256_castsi256_ps(_mm256_and_si256(b, high)), acc);
+}
+static inline V dot2(V acc, W a, W b) { return {dot2_half(acc.a, a.a, b.a), dot2_half(acc.b, a.b, b.b)}; }
+
+#else
+
+struct V {
+  float v[16];
+};
+struct W {
+  bf16 v[32];
+};
+#define PM_EACH(expr)                     \
+  V r;                                    \
+  for (int i = 0; i < 16; i++) r.v[i] = expr; \
+  return r
+static inline V vset(float x) { PM_EACH(x); }
+static inline V vzero() { return vset(0.f); }
+static inline V vload(const float* p) { PM_EACH(p[i]); }
+static inline void vstore(float* p, V a) { std::memcpy(p, a.v, 64); }
+static inline V vadd(V a, V b) { PM_EACH(a.v[i] + b.v[i]); }
+static inline V vsub(V a, V b) { PM_EACH(a.v[i] - b.v[i]); }
+static inline V vmul(V a, V b) { PM_EACH(a.v[i] * b.v[i]); }
+static inline V vdiv(V a, V b) { PM_EACH(a.v[i] / b.v[i]); }
+static inline V vfma(V a, V b, V c) { PM_EACH(a.v[i] * b.v[i] + c.v[i]); }
+static inline V vmax(V a, V b) { PM_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+static inline float vsum(V a) {
+  float s = 0;
+  for (float x : a.v) s += x;
+  return s;
+}
+static inline float vmaximum(V a) {
+  float s = MINUS_INF;
+  for (float x : a.v) s = x > s ? x : s;
+  return s;
+}
+static inline V vround(V a) { PM_EACH(std::nearbyint(a.v[i])); }
+static inline V vscale2(V a, V n) { PM_EACH(std::ldexp(a.v[i], int(n.v[i]))); }
+static inline V vzero_below(V a, V x, float limit) { PM_EACH(x.v[i] >= limit ? a.v[i] : 0.f); }
+static inline V vfirst(V a, int n, float fill) { PM_EACH(i < n ? a.v[i] : fill); }
+static inline V vload_bf16(const bf16* p) { PM_EACH(to_float(p[i])); }
+static inline void vstore_bf16(bf16* p, V a) {
+  for (int i = 0; i < 16; i++) p[i] = to_bf16(a.v[i]);
+}
+static inline W wload(const bf16* p) {
+  W w;
+  std::memcpy(w.v, p, 64);
+  return w;
+}
+static inline W wload_first(const bf16* p, int n) {
+  W w = {};
+  std::memcpy(w.v, p, 2 * size_t(n < 32 ? n : 32));
+  return w;
+}
+static inline W wpair(uint32_t pair) {
+  W w;
+  for (int i = 0; i < 16; i++) std::memcpy(w.v + 2 * i, &pair, 4);
+  return w;
+}
+static inline W wlow(W w) {
+  for (int i = 1; i < 32; i += 2) w.v[i] = 0;
+  return w;
+}
+static inline V dot2(V acc, W a, W b) {
+  PM_EACH(acc.v[i] + to_float(a.v[2 * i]) * to_float(b.v[2 * i]) + to_float(a.v[2 * i + 1]) * to_float(b.v[2 * i + 1]));
+}
+#undef PM_EACH
+
+#endif
+
+static inline V vexp(V x) {  // relative error below 2e-7; below -87 the result is 0, so a masked score (-inf) weighs nothing
+  const float low = -87.f;
+  V y = vmax(x, vset(low));
+  V n = vround(vmul(y, vset(1.44269504088896341f)));
+  V r = vfma(n, vset(-0.693359375f), y);
+  r = vfma(n, vset(2.12194440e-4f), r);
+  V p = vset(1.9875691500e-4f);
+  p = vfma(p, r, vset(1.3981999507e-3f));
+  p = vfma(p, r, vset(8.3334519073e-3f));
+  p = vfma(p, r, vset(4.1665795894e-2f));
+  p = vfma(p, r, vset(1.6666665459e-1f));
+  p = vfma(p, r, vset(5.0000001201e-1f));
+  p = vfma(vmul(p, r), r, vadd(r, vset(1.f)));
+  return vzero_below(vscale2(p, n), x, low);
+}
+
+static inline V vsilu(V x) { return vdiv(x, vadd(vset(1.f), vexp(vsub(vzero(), vmax(x, vset(-80.f)))))); }
+
+static inline void vstore_first(float* p, V a, int n) {  // the first n lanes
+  if (n >= LANES) return vstore(p, a);
+  float t[LANES];
+  vstore(t, a);
+  std::memcpy(p, t, sizeof(float) * size_t(n));
+}
+
+static inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }

@@ -1,0 +1,320 @@
+// One whole forward step of a Llama-family model over a paged cache: any number of rows, decode, prefill and mixed.
+//
+// bf16 weights and cache, float32 residual and sums, float32 logits. One parallel region a step; every thread owns a share of
+// each matrix's panels, and barriers part the phases of a layer:
+//   norm + qkv | rope + cache write | attention | out projection + residual | norm + gate/up | down projection + residual
+// The residual stays float32 from the embedding to the last norm. With few rows each thread norms all of them for itself
+// (no barrier, and the bf16 input stays in its own L1); with many the rows are shared out.
+// A row's result does not depend on the other rows, their number, the thread count or the chunking.
+#include "../common/attention.hpp"
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+#ifndef PM_OWN_NORM_ROWS  // up to this many rows each thread norms all rows for itself
+#define PM_OWN_NORM_ROWS 16
+#endif
+#ifndef PM_NEXT_PREFETCH  // bytes of the next phase's weights fetched before a barrier
+#define PM_NEXT_PREFETCH 0
+#endif
+
+extern "C" {
+
+struct LayerWeights {  // matrices in the layout of `pack_matrix`, or plain rows when `weight_layout()` is 0
+  const bf16 *attention_norm, *q, *k, *v, *o, *mlp_norm, *gate, *up, *down;
+  const bf16 *q_bias, *k_bias, *v_bias;  // null without biases
+};
+
+struct ModelWeights {
+  int64_t layers, hidden, ffn, heads, kv_heads, head_dim, vocab, block_size, threads;
+  double norm_eps, attention_scale;
+  const LayerWeights* layer;  // [layers]
+  const bf16 *embedding, *final_norm, *head;  // embedding: plain rows [vocab, hidden]
+  const float *cos, *sin;  // [positions, head_dim / 2]
+};
+
+struct StepInput {  // fields as in the engine's batch
+  int64_t rows, sequences, table_width, logits, block_stride;
+  const int64_t *token_ids, *positions, *slot, *logit_rows;
+  const int32_t *query_start, *context_len, *block_table;
+  bf16 *const *keys, *const *values;  // [layers], block 0 of each layer; block b lies block_stride elements on
+  float* out;                         // [logits, vocab]
+  void* scratch;                      // scratch_bytes() bytes
+};
+
+}  // extern "C"
+
+namespace {
+
+struct Buffers {
+  float *residual, *qkv;
+  bf16 *normed, *q, *attended, *inner, *last;
+  Attention attention;
+  std::atomic<int>* next_unit;  // [layers]
+  int64_t residual_stride, x_stride, qkv_stride, attended_stride, inner_stride, k_column, v_column, copies, last_copies, bytes;
+};
+
+class Bump {  // hands out aligned pieces of one allocation; with a null base it only counts
+ public:
+  explicit Bump(void* base) : base_((char*)base) {}
+  template <class T>
+  T* take(int64_t count) {
+    T* p = (T*)(base_ + used_);
+    used_ += round_up(count * int64_t(sizeof(T)), 64);
+    return p;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  char* base_;
+  int64_t used_ = 0;
+};
+
+Buffers lay_out(const ModelWeights& m, const StepInput& s) {
+  Buffers b = {};
+  Bump bump(s.scratch);
+  const int64_t threads = m.threads, attention_width = m.heads * m.head_dim, kv_width = m.kv_heads * m.head_dim;
+  b.residual_stride = padded_n(m.hidden);
+  b.x_stride = padded_k(m.hidden);
+  b.k_column = padded_n(attention_width);
+  b.v_column = b.k_column + padded_n(kv_width);
+  b.qkv_stride = b.v_column + padded_n(kv_width);
+  b.attended_stride = padded_k(attention_width);
+  b.inner_stride = padded_k(padded_n(m.ffn));
+  b.copies = s.rows <= PM_OWN_NORM_ROWS ? threads : 1;
+  b.last_copies = s.logits <= PM_OWN_NORM_ROWS ? threads : 1;
+  b.residual = bump.take<float>(s.rows * b.residual_stride);
+  b.qkv = bump.take<float>(s.rows * b.qkv_stride);
+  b.normed = bump.take<bf16>(b.copies * s.rows * b.x_stride);
+  b.last = bump.take<bf16>(b.last_copies * s.logits * b.x_stride);
+  b.q = bump.take<bf16>(s.rows * attention_width);
+  b.attended = bump.take<bf16>(s.rows * b.attended_stride);
+  b.inner = bump.take<bf16>(s.rows * b.inner_stride);
+  b.next_unit = bump.take<std::atomic<int>>(m.layers);
+  Attention& a = b.attention;
+  a.cache = {nullptr, nullptr, s.block_stride, int(m.block_size), int(m.kv_heads), int(m.head_dim)};
+  a.sequences = int(s.sequences), a.group = int(m.heads / m.kv_heads);
+  a.rows = s.rows, a.table_width = s.table_width, a.out_stride = b.attended_stride;
+  a.query_start = s.query_start, a.context_len = s.context_len, a.block_table = s.block_table;
+  a.q = b.q, a.out = b.attended, a.scale = float(m.attention_scale);
+  a.unit_start = bump.take<int64_t>(s.sequences + 1);
+  a.done = bump.take<std::atomic<int>>(s.sequences * m.kv_heads);
+  a.partials = bump.take<float>(most_units(a) * a.partial_floats());
+  b.bytes = bump.used();
+  return b;
+}
+
+class Step {  // one thread's view of a running step
+ public:
+  Step(const ModelWeights& m, const StepInput& s, Buffers& b, Barrier& barrier, int id, int threads)
+      : m_(m), s_(s), b_(b), barrier_(barrier), id_(id), threads_(threads) {}
+
+  void run() {
+    embed();
+    wait();
+    for (int64_t l = 0; l < m_.layers; l++) layer(l);
+    logits();
+  }
+
+ private:
+  void wait() { barrier_.wait(threads_); }
+  Range mine(int64_t count) const { return share(count, id_, threads_); }
+
+  void embed() {
+    const Range r = mine(s_.rows);
+    for (int64_t row = r.begin; row < r.end; row++) {
+      const bf16* from = m_.embedding + s_.token_ids[row] * m_.hidden;
+      float* to = b_.residual + row * b_.residual_stride;
+      for (int64_t i = 0; i < m_.hidden; i++) to[i] = to_float(from[i]);
+      for (int64_t i = m_.hidden; i < b_.residual_stride; i++) to[i] = 0.f;
+    }
+  }
+
+  void norm_row(const float* x, const bf16* weight, bf16* out) const {
+    const int64_t n = m_.hidden, whole = n / LANES * LANES;
+    V squares = vzero();
+    for (int64_t i = 0; i < whole; i += LANES) squares = vfma(vload(x + i), vload(x + i), squares);
+    float sum = vsum(squares);
+    for (int64_t i = whole; i < n; i++) sum += x[i] * x[i];
+    const float inverse = 1.f / std::sqrt(sum / float(n) + float(m_.norm_eps));
+    for (int64_t i = 0; i < whole; i += LANES) vstore_bf16(out + i, vmul(vmul(vload(x + i), vset(inverse)), vload_bf16(weight + i)));
+    for (int64_t i = whole; i < n; i++) out[i] = to_bf16(x[i] * inverse * to_float(weight[i]));
+    for (int64_t i = n; i < b_.x_stride; i++) out[i] = 0;
+  }
+
+  // The normed rows that this thread may read: its own copy when rows are few, else the shared one.
+  const bf16* normed(const bf16* weight) {
+    const bool own = s_.rows <= PM_OWN_NORM_ROWS;
+    bf16* to = b_.normed + (own ? id_ * s_.rows * b_.x_stride : 0);
+    const Range r = own ? Range{0, s_.rows} : mine(s_.rows);
+    for (int64_t row = r.begin; row < r.end; row++) norm_row(b_.residual + row * b_.residual_stride, weight, to + row * b_.x_stride);
+    if (!own) wait();
+    return to;
+  }
+
+  void fetch_ahead(const Matrix& w) const {
+    if (!PM_NEXT_PREFETCH) return;
+    const char* p = (const char*)(w.data + mine(w.panels()).begin * PANEL * (PM_LAYOUT ? round_up(w.k, 2) : w.k));
+    for (int64_t at = 0; at < PM_NEXT_PREFETCH; at += 64) prefetch(p + at);
+  }
+
+  void project(const bf16* x, const LayerWeights& w) {
+    const Matrix parts[3] = {{w.q, m_.heads * m_.head_dim, m_.hidden}, {w.k, m_.kv_heads * m_.head_dim, m_.hidden}, {w.v, m_.kv_heads * m_.head_dim, m_.hidden}};
+    const int64_t columns[3] = {0, b_.k_column, b_.v_column};
+    const Range r = mine(parts[0].panels() + parts[1].panels() + parts[2].panels());
+    int64_t first = 0;
+    for (int i = 0; i < 3; i++) {
+      const int64_t count = parts[i].panels(), begin = r.begin - first, end = r.end - first;
+      float* to = b_.qkv + columns[i];
+      matmul(x, b_.x_stride, s_.rows, parts[i], {begin > 0 ? begin : 0, end < count ? end : count},
+             [&](int64_t row, int64_t c, V y) { vstore(to + row * b_.qkv_stride + c, y); });
+      first += count;
+    }
+  }
+
+  // x (one head, float32, in place): bias, then rotary embedding of the pairs (d, d + head_dim / 2).
+  void rotate(float* x, const bf16* bias, int64_t position) const {
+    const int64_t half = m_.head_dim / 2;
+    const float *cos = m_.cos + position * half, *sin = m_.sin + position * half;
+    add_bias(x, bias);
+    for (int64_t d = 0; d < half; d++) {
+      const float a = x[d], c = x[d + half];
+      x[d] = a * cos[d] - c * sin[d];
+      x[d + half] = c * cos[d] + a * sin[d];
+    }
+  }
+
+  void add_bias(float* x, const bf16* bias) const {
+    for (int64_t d = 0; bias && d < m_.head_dim; d++) x[d] += to_float(bias[d]);
+  }
+
+  // One row and one head: the first `kv_heads` units write the cache, the others make queries.
+  void rotate_unit(const LayerWeights& w, int64_t row, int64_t unit) {
+    const int64_t hd = m_.head_dim, group = b_.attention.group, at = s_.positions[row];
+    float* qkv = b_.qkv + row * b_.qkv_stride;
+    if (unit < m_.kv_heads) {
+      float *key = qkv + b_.k_column + unit * hd, *value = qkv + b_.v_column + unit * hd;
+      rotate(key, w.k_bias ? w.k_bias + unit * hd : nullptr, at);
+      add_bias(value, w.v_bias ? w.v_bias + unit * hd : nullptr);
+      return write_cache(b_.attention.cache, s_.slot[row], int(unit), key, value);
+    }
+    const int64_t h = unit - m_.kv_heads, kv = h / group;
+    rotate(qkv + h * hd, w.q_bias ? w.q_bias + h * hd : nullptr, at);
+    bf16* to = b_.q + ((kv * s_.rows + row) * group + h % group) * hd;
+    for (int64_t d = 0; d < hd; d += LANES) vstore_bf16(to + d, vload(qkv + h * hd + d));
+  }
+
+  void attend(int64_t l) {
+    const Attention& a = b_.attention;
+    for (int64_t u = b_.next_unit[l].fetch_add(1, std::memory_order_relaxed); u < a.units(); u = b_.next_unit[l].fetch_add(1, std::memory_order_relaxed)) a.run(u);
+  }
+
+  void add_to_residual(const bf16* x, int64_t stride, const Matrix& w) {
+    matmul(x, stride, s_.rows, w, mine(w.panels()), [&](int64_t row, int64_t c, V y) {
+      float* to = b_.residual + row * b_.residual_stride + c;
+      vstore(to, vadd(vload(to), y));
+    });
+  }
+
+  void layer(int64_t l) {
+    const LayerWeights& w = m_.layer[l];
+    const Matrix o = {w.o, m_.hidden, m_.heads * m_.head_dim}, gate = {w.gate, m_.ffn, m_.hidden}, up = {w.up, m_.ffn, m_.hidden};
+    const Matrix down = {w.down, m_.hidden, m_.ffn};
+    project(normed(w.attention_norm), w);
+    if (id_ == 0) b_.attention.cache.keys = s_.keys[l], b_.attention.cache.values = s_.values[l];
+    wait();
+    const int64_t each = m_.heads + m_.kv_heads;
+    const Range units = mine(s_.rows * each);
+    for (int64_t u = units.begin; u < units.end; u++) rotate_unit(w, u / each, u % each);
+    wait();
+    attend(l);
+    fetch_ahead(o);
+    wait();
+    add_to_residual(b_.attended, b_.attended_stride, o);
+    fetch_ahead(gate);
+    wait();
+    const bf16* x = normed(w.mlp_norm);
+    matmul_pair(x, b_.x_stride, s_.rows, gate, up, mine(gate.panels()),
+                [&](int64_t row, int64_t c, V g, V u) { vstore_bf16(b_.inner + row * b_.inner_stride + c, vmul(vsilu(g), u)); });
+    fetch_ahead(down);
+    wait();
+    add_to_residual(b_.inner, b_.inner_stride, down);
+    wait();
+  }
+
+  void logits() {
+    const bool own = b_.last_copies > 1 || threads_ == 1;
+    bf16* x = b_.last + (own ? id_ * s_.logits * b_.x_stride : 0);
+    const Range r = own ? Range{0, s_.logits} : mine(s_.logits);
+    for (int64_t i = r.begin; i < r.end; i++) norm_row(b_.residual + s_.logit_rows[i] * b_.residual_stride, m_.final_norm, x + i * b_.x_stride);
+    if (!own) wait();
+    const Matrix head = {m_.head, m_.vocab, m_.hidden};
+    matmul(x, b_.x_stride, s_.logits, head, mine(head.panels()), [&](int64_t row, int64_t c, V y) {
+      if (c < m_.vocab) vstore_first(s_.out + row * m_.vocab + c, y, int(m_.vocab - c < LANES ? m_.vocab - c : LANES));
+    });
+  }
+
+  const ModelWeights& m_;
+  const StepInput& s_;
+  Buffers& b_;
+  Barrier& barrier_;
+  const int id_, threads_;
+};
+
+}  // namespace
+
+extern "C" {
+
+int64_t weight_layout() { return PM_LAYOUT; }
+int64_t panel_columns() { return PANEL; }
+int64_t instruction_set() { return PM_ISA; }
+int64_t packed_size(int64_t n, int64_t k) { return packed_elements(n, k); }
+
+// Copies w[n, k] into the panel layout at out[packed_size(n, k)].
+void pack_matrix(const bf16* w, int64_t n, int64_t k, bf16* out, int64_t threads) {
+  parallel(int(threads), [&](int id, int count) {
+    const Range r = share(padded_n(n) / PANEL, id, count);
+    pack_panels(w, n, k, out, r.begin, r.end);
+  });
+}
+
+// Asks the system to back the whole pages of [p, p + bytes) with large ones; without them the weight stream stalls on page walks.
+void use_large_pages(void* p, int64_t bytes) {
+#ifdef __linux__
+  const uintptr_t page = 4096, begin = (uintptr_t(p) + page - 1) / page * page, end = (uintptr_t(p) + uintptr_t(bytes)) / page * page;
+  if (end > begin) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
+#else
+  (void)p, (void)bytes;
+#endif
+}
+
+// Null when the kernel can run the model, else what it cannot do.
+const char* unsupported(const ModelWeights* m) {
+  if (m->head_dim % 16 || m->head_dim > MAX_HEAD_DIM) return "head_dim must be a multiple of 16, at most 256";
+  if (m->block_size % 16 || PM_SPAN % m->block_size) return "the cache's block size must be a multiple of 16 that divides the span of keys";
+  if (m->heads % m->kv_heads) return "the number of heads must be a multiple of the number of key/value heads";
+  if (m->threads < 1) return "at least one thread is needed";
+  return nullptr;
+}
+
+int64_t scratch_bytes(const ModelWeights* m, const StepInput* s) {
+  StepInput counted = *s;
+  counted.scratch = nullptr;
+  return lay_out(*m, counted).bytes;
+}
+
+void forward_step(const ModelWeights* m, const StepInput* s) {
+  Buffers b = lay_out(*m, *s);
+  for (int64_t l = 0; l < m->layers; l++) b.next_unit[l].store(0, std::memory_order_relaxed);
+  for (int64_t i = 0; i < s->sequences * m->kv_heads; i++) b.attention.done[i].store(0, std::memory_order_relaxed);
+  b.attention.plan();
+  const int64_t width = m->heads * m->head_dim, inner = padded_n(m->ffn);
+  for (int64_t r = 0; r < s->rows; r++) {  // padding that is multiplied by zero weights must be finite
+    std::memset(b.attended + r * b.attended_stride + width, 0, sizeof(bf16) * size_t(b.attended_stride - width));
+    std::memset(b.inner + r * b.inner_stride + inner, 0, sizeof(bf16) * size_t(b.inner_stride - inner));
+  }
+  Barrier barrier;
+  parallel(int(m->threads), [&](int id, int threads) { Step(*m, *s, b, barrier, id, threads).run(); });
+}
+
+}  // extern "C"

@@ -1,0 +1,168 @@
+"""Calls the whole-step kernel from a candidate: weights, rope tables, the paged cache and one C call a step.
+
+Pasted into `forward.py`; it needs nothing but ctypes and torch.
+"""
+
+import ctypes
+import math
+
+import torch
+
+
+class LayerWeights(ctypes.Structure):
+    names = ("attention_norm", "q", "k", "v", "o", "mlp_norm", "gate", "up", "down", "q_bias", "k_bias", "v_bias")
+    _fields_ = [(name, ctypes.c_void_p) for name in names]
+
+
+class ModelWeights(ctypes.Structure):
+    sizes = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "block_size", "threads")
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in sizes),
+        ("norm_eps", ctypes.c_double),
+        ("attention_scale", ctypes.c_double),
+        ("layer", ctypes.POINTER(LayerWeights)),
+        *((name, ctypes.c_void_p) for name in ("embedding", "final_norm", "head", "cos", "sin")),
+    ]
+
+
+class StepInput(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("rows", "sequences", "table_width", "logits", "block_stride")),
+        *((name, ctypes.c_void_p) for name in ("token_ids", "positions", "slot", "logit_rows")),
+        *((name, ctypes.c_void_p) for name in ("query_start", "context_len", "block_table")),
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "out", "scratch")),
+    ]
+
+
+def rope_tables(config, positions):
+    """cos and sin, float32 [positions, head_dim / 2], with the config's scaling (none, linear or llama3)."""
+    dim, scaling = config.head_dim, config.rope_scaling or {}
+    inverse = 1.0 / config.rope_theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim)
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "linear":
+        inverse = inverse / scaling["factor"]
+    elif kind == "llama3":
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        ratio = scaling["original_max_position_embeddings"] * inverse / (2 * math.pi)
+        smooth = ((ratio - low) / (high - low)).clamp(0, 1)
+        inverse = (1 - smooth) * inverse / scaling["factor"] + smooth * inverse
+    elif kind != "default":
+        raise ValueError(f"rope scaling {kind!r} is not supported by the step kernel")
+    angles = torch.outer(torch.arange(positions).float(), inverse)
+    return angles.cos().contiguous(), angles.sin().contiguous()
+
+
+class WholeStep:
+    """Runs every kind of step through `library` (built from decode_step). `memo` keeps packed weights between candidates.
+
+    The cache is two bf16 tensors, keys [blocks, layers, kv_heads, head_dim / 2, block_size, 2] and
+    values [blocks, layers, kv_heads, block_size / 2, head_dim, 2].
+    """
+
+    def __init__(self, library, config, weights, threads, memo, block_size=32):
+        self.library, self.config, self.block_size = library, config, block_size
+        for name in ("packed_size", "scratch_bytes", "weight_layout", "panel_columns"):
+            getattr(library, name).restype = ctypes.c_int64
+        library.unsupported.restype = ctypes.c_char_p
+        self.keep = []  # tensors that the C side points into
+        c, w = config, weights
+        self.layers = (LayerWeights * c.num_hidden_layers)()
+        self.packed = self.layout(memo, weights, threads) if library.weight_layout() else None
+        for i in range(c.num_hidden_layers):
+            self.fill_layer(self.layers[i], f"model.layers.{i}", w)
+        cos, sin = memo("rope", lambda: rope_tables(config, config.max_position_embeddings))
+        head = "model.embed_tokens.weight" if c.tie_word_embeddings or "lm_head.weight" not in w else "lm_head.weight"
+        self.model = ModelWeights(
+            c.num_hidden_layers, c.hidden_size, c.intermediate_size, c.num_attention_heads, c.num_key_value_heads,
+            c.head_dim, c.vocab_size, block_size, threads, c.rms_norm_eps, c.head_dim**-0.5, self.layers,
+            self.vector(w["model.embed_tokens.weight"]), self.vector(w["model.norm.weight"]), self.matrix(head, w),
+            self.vector(cos, torch.float32), self.vector(sin, torch.float32),
+        )  # fmt: skip
+        problem = library.unsupported(ctypes.byref(self.model))
+        if problem:
+            raise ValueError(f"the step kernel cannot run this model: {problem.decode()}")
+        self.scratch = torch.empty(0, dtype=torch.uint8)
+
+    def matrix_names(self, weights):
+        """Matrices in the order the step reads them."""
+        parts = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+        names = [f"model.layers.{i}.{part}.weight" for i in range(self.config.num_hidden_layers) for part in parts]
+        tied = self.config.tie_word_embeddings or "lm_head.weight" not in weights
+        return [*names, "model.embed_tokens.weight" if tied else "lm_head.weight"]
+
+    def layout(self, memo, weights, threads):
+        """All matrices packed into one allocation, kept under a key that names the layout."""
+        names = self.matrix_names(weights)
+        key = f"panels-{self.library.panel_columns()}-{len(names)}"
+        return memo(key, lambda: self.pack(names, weights, threads))
+
+    def pack(self, names, weights, threads):
+        i64, sizes = ctypes.c_int64, {}
+        for name in names:
+            rows, columns = weights[name].shape
+            sizes[name] = (self.library.packed_size(i64(rows), i64(columns)) + 31) // 32 * 32
+        huge = 1 << 20  # elements in 2 MB: a start on a large page
+        arena = torch.empty(sum(sizes.values()) + 2 * huge, dtype=torch.bfloat16)
+        at, packed = -(arena.data_ptr() // 2) % huge, {}
+        self.library.use_large_pages(ctypes.c_void_p(arena.data_ptr()), i64(arena.numel() * 2))
+        for name in names:
+            source, to = weights[name].contiguous(), arena[at : at + sizes[name]]
+            self.check(source, torch.bfloat16)
+            rows, columns = source.shape
+            self.library.pack_matrix(ctypes.c_void_p(source.data_ptr()), i64(rows), i64(columns), ctypes.c_void_p(to.data_ptr()), i64(threads))
+            packed[name], at = to, at + sizes[name]
+        return packed
+
+    def check(self, tensor, dtype):
+        if tensor.dtype != dtype:
+            raise ValueError(f"the step kernel takes {dtype} weights, not {tensor.dtype}: load the model in bfloat16")
+
+    def vector(self, tensor, dtype=torch.bfloat16):
+        if tensor is None:
+            return None
+        self.check(tensor, dtype)
+        self.keep.append(tensor.contiguous())
+        return self.keep[-1].data_ptr()
+
+    def matrix(self, name, weights):
+        return self.packed[name].data_ptr() if self.packed is not None else self.vector(weights[name])
+
+    def fill_layer(self, layer, prefix, w):
+        layer.attention_norm = self.vector(w[f"{prefix}.input_layernorm.weight"])
+        layer.mlp_norm = self.vector(w[f"{prefix}.post_attention_layernorm.weight"])
+        for part in ("q", "k", "v", "o"):
+            setattr(layer, part, self.matrix(f"{prefix}.self_attn.{part}_proj.weight", w))
+        for part in ("gate", "up", "down"):
+            setattr(layer, part, self.matrix(f"{prefix}.mlp.{part}_proj.weight", w))
+        for part in ("q", "k", "v"):
+            setattr(layer, f"{part}_bias", self.vector(w.get(f"{prefix}.self_attn.{part}_proj.bias")))
+
+    @property
+    def bytes_per_block(self):
+        c = self.config
+        return 2 * 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * self.block_size
+
+    def allocate(self, blocks):
+        c, size = self.config, self.block_size
+        keys = torch.zeros(blocks, c.num_hidden_layers, c.num_key_value_heads, c.head_dim // 2, size, 2, dtype=torch.bfloat16)
+        values = torch.zeros(blocks, c.num_hidden_layers, c.num_key_value_heads, size // 2, c.head_dim, 2, dtype=torch.bfloat16)
+        return keys, values
+
+    def __call__(self, batch, tensors):
+        """Float32 logits [len(batch.logit_rows), vocab]; writes this step's keys and values into `tensors`."""
+        step = StepInput()
+        step.rows, step.sequences = batch.token_ids.numel(), batch.context_len.numel()
+        step.table_width, step.logits = batch.block_table.shape[1], batch.logit_rows.numel()
+        for name in ("token_ids", "positions", "slot", "logit_rows", "query_start", "context_len", "block_table"):
+            setattr(step, name, getattr(batch, name).data_ptr())
+        pools = [(ctypes.c_void_p * len(self.layers))(*(t.data_ptr() + i * t.stride(1) * 2 for i in range(len(self.layers)))) for t in tensors]
+        step.keys, step.values = (ctypes.cast(pool, ctypes.c_void_p) for pool in pools)
+        step.block_stride = tensors[0].stride(0)
+        out = torch.empty(step.logits, self.config.vocab_size)
+        step.out = out.data_ptr()
+        need = self.library.scratch_bytes(ctypes.byref(self.model), ctypes.byref(step))
+        if need > self.scratch.numel():
+            self.scratch = torch.empty(need + 4096, dtype=torch.uint8)
+        step.scratch = self.scratch.data_ptr()
+        self.library.forward_step(ctypes.byref(self.model), ctypes.byref(step))
+        return out

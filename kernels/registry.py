@@ -1,0 +1,102 @@
+"""Operators as data: source, tunable parameters, reference and calling code of each. Torch-free.
+
+`instantiate` gives one self-contained C++ text: the parameter values as #defines on top, our own headers written in. Such a
+text is what a candidate carries, what a customer reviews and what `kernels.build.compile_cpp` compiles.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent
+LOCAL_INCLUDE = re.compile(r'^#include "([^"]+)"\s*$', re.MULTILINE)
+
+
+class ParameterError(ValueError):
+    """A parameter that the operator does not have, or a value that it does not allow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    name: str  # the macro
+    values: tuple[int, ...]
+    default: int
+    constraint: str  # an expression over parameter names that must hold, or ""
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    name: str
+    folder: Path
+    source_text: str  # cpu.cpp with our headers written in
+    glue_text: str  # Python that binds and calls the library: pasted into a candidate's forward.py
+    params: tuple[Parameter, ...]
+
+    def defaults(self) -> dict[str, int]:
+        return {p.name: p.default for p in self.params}
+
+    def resolve(self, values: Mapping[str, int] | None = None) -> dict[str, int]:
+        """Defaults with `values` over them. Raises ParameterError naming the parameter and what is allowed."""
+        known = {p.name: p for p in self.params}
+        for name, value in (values or {}).items():
+            if name not in known:
+                raise ParameterError(f"{self.name} has no parameter {name}: it has {', '.join(known)}")
+            if value not in known[name].values:
+                raise ParameterError(f"{name} cannot be {value}: it is one of {', '.join(map(str, known[name].values))}")
+        resolved = {**self.defaults(), **(values or {})}
+        for p in self.params:
+            if p.constraint and not holds(p.constraint, resolved):
+                raise ParameterError(f"{self.name} needs {p.constraint}, not {resolved}")
+        return resolved
+
+    def allows(self, values: Mapping[str, int]) -> bool:
+        try:
+            self.resolve(values)
+        except ParameterError:
+            return False
+        return True
+
+
+def holds(constraint: str, values: Mapping[str, int]) -> bool:
+    """Whether a constraint of params.json (our own data, arithmetic over names) is true of `values`."""
+    return bool(eval(compile(constraint, "constraint", "eval"), {"__builtins__": {}}, dict(values)))
+
+
+def names() -> list[str]:
+    return sorted(p.parent.name for p in ROOT.glob("*/params.json"))
+
+
+@cache
+def load(name: str) -> Op:
+    """Raises KeyError with the known names for an operator that does not exist."""
+    folder = ROOT / name
+    if not (folder / "params.json").exists():
+        raise KeyError(f"no operator {name!r}: there are {', '.join(names())}")
+    rows: list[dict[str, Any]] = json.loads((folder / "params.json").read_text())
+    params = tuple(Parameter(r["name"], tuple(r["values"]), r["default"], r.get("constraint", ""), r["why"]) for r in rows)
+    return Op(name, folder, inlined(folder / "cpu.cpp"), (folder / "glue.py").read_text(), params)
+
+
+def instantiate(op: Op | str, values: Mapping[str, int] | None = None) -> str:
+    """The operator's whole source with its parameters as #defines at the top. Raises ParameterError."""
+    op = load(op) if isinstance(op, str) else op
+    defines = "".join(f"#define {name} {value}\n" for name, value in op.resolve(values).items())
+    return f"// {op.name}: parameters\n{defines}\n{op.source_text}"
+
+
+def inlined(path: Path, seen: set[Path] | None = None) -> str:
+    """A source with our own headers written in, each once."""
+    seen = set() if seen is None else seen
+    path = path.resolve()
+    if path in seen:
+        return ""
+    seen.add(path)
+    text = path.read_text().replace("#pragma once\n", "")
+    return LOCAL_INCLUDE.sub(lambda match: inlined(path.parent / match[1], seen).rstrip("\n"), text)
