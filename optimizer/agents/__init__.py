@@ -1,0 +1,1 @@
+"""Agents: each writes programs for one focus and learns from what is measured."""
