@@ -25,6 +25,22 @@ static_assert(PM_SPAN % 64 == 0, "PM_SPAN is a multiple of 64");
 static_assert(PM_ATTENTION_ROWS >= 1 && PM_ATTENTION_ROWS <= 14, "PM_ATTENTION_ROWS is 1 to 14");
 constexpr int MAX_HEAD_DIM = 256;
 
+class Bump {  // hands out aligned pieces of one allocation; with a null base it only counts
+ public:
+  explicit Bump(void* base) : base_((char*)base) {}
+  template <class T>
+  T* take(int64_t count) {
+    T* p = (T*)(base_ + used_);
+    used_ += round_up(count * int64_t(sizeof(T)), 64);
+    return p;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  char* base_;
+  int64_t used_ = 0;
+};
+
 struct Cache {
   bf16* keys;
   bf16* values;
@@ -51,8 +67,19 @@ static inline void write_cache(const Cache& c, int64_t slot, int head, const flo
   for (int d = 0; d < c.head_dim; d++) v[d * 2] = to_bf16(value[d]);
 }
 
+// Calls f(integral_constant<tile rows>, first row), the tile sizes being few so that a build stays quick.
+template <class F>
+static inline void for_attention_tiles(int rows, F&& f) {
+  int at = 0;
+  for (; at + 12 <= rows; at += 12) f(std::integral_constant<int, 12>{}, at);
+  for (; at + 6 <= rows; at += 6) f(std::integral_constant<int, 6>{}, at);
+  for (; at + 3 <= rows; at += 3) f(std::integral_constant<int, 3>{}, at);
+  for (; at + 1 <= rows; at += 1) f(std::integral_constant<int, 1>{}, at);
+}
+
+// out[MR][16 * NV] (row stride PM_SPAN) = q . keys
 template <int MR, int NV>
-static inline void scores_part(const bf16* q, const Cache& c, const bf16* keys, float* out) {
+static __attribute__((noinline)) void scores_tile(const bf16* q, const Cache& c, const bf16* keys, float* out) {
   V acc[MR][NV];
   clear(acc);
   tile<MR, NV>(q, c.head_dim, keys, c.block_size * 2, c.head_dim / 2, 0, acc);
@@ -60,37 +87,44 @@ static inline void scores_part(const bf16* q, const Cache& c, const bf16* keys, 
     for (int j = 0; j < NV; j++) vstore(out + i * PM_SPAN + j * 16, acc[i][j]);
 }
 
-// out[MR][block_size] (row stride PM_SPAN) = q . keys of one block
-template <int MR>
-static __attribute__((noinline)) void block_scores(const bf16* q, const Cache& c, const bf16* keys, float* out) {
-  int t = 0;
-  for (; t + 32 <= c.block_size; t += 32) scores_part<MR, 2>(q, c, keys + t * 2, out + t);
-  if (t < c.block_size) scores_part<MR, 1>(q, c, keys + t * 2, out + t);
+static inline void block_scores(int rows, const bf16* q, const Cache& c, const bf16* keys, float* out) {
+  for_attention_tiles(rows, [&](auto mr, int at) {
+    int t = 0;
+    for (; t + 32 <= c.block_size; t += 32) scores_tile<mr(), 2>(q + at * c.head_dim, c, keys + t * 2, out + at * PM_SPAN + t);
+    if (t < c.block_size) scores_tile<mr(), 1>(q + at * c.head_dim, c, keys + t * 2, out + at * PM_SPAN + t);
+  });
 }
 
+// sum[MR][16 * NV] (row stride head_dim) += p[MR, tokens] (row stride PM_SPAN) . values
 template <int MR, int NV>
-static inline void values_part(const bf16* p, const Cache& c, const bf16* values, int tokens, float* sum) {
+static __attribute__((noinline)) void values_tile(const bf16* p, const Cache& c, const bf16* values, int tokens, float* sum) {
   V acc[MR][NV];
+  PM_UNROLL_LOOP(14)
   for (int i = 0; i < MR; i++)
+    PM_UNROLL_LOOP(4)
     for (int j = 0; j < NV; j++) acc[i][j] = vload(sum + i * c.head_dim + j * 16);
   tile<MR, NV>(p, PM_SPAN, values, c.head_dim * 2, tokens / 2, 0, acc);
   if (tokens & 1) {  // the last pair's second token is not part of the context: its bits must not count, not even times zero
     const int64_t q = tokens / 2;
+    PM_UNROLL_LOOP(4)
     for (int j = 0; j < NV; j++) {
       const W v = wlow(wload(values + q * c.head_dim * 2 + j * 32));
+      PM_UNROLL_LOOP(14)
       for (int i = 0; i < MR; i++) acc[i][j] = dot2(acc[i][j], v, wpair(load_pair(p + i * PM_SPAN + 2 * q)));
     }
   }
+  PM_UNROLL_LOOP(14)
   for (int i = 0; i < MR; i++)
+    PM_UNROLL_LOOP(4)
     for (int j = 0; j < NV; j++) vstore(sum + i * c.head_dim + j * 16, acc[i][j]);
 }
 
-// sum[MR][head_dim] += p[MR, tokens] (row stride PM_SPAN) . values of one block
-template <int MR>
-static __attribute__((noinline)) void block_values(const bf16* p, const Cache& c, const bf16* values, int tokens, float* sum) {
-  int d = 0;
-  for (; d + 32 <= c.head_dim; d += 32) values_part<MR, 2>(p, c, values + d * 2, tokens, sum + d);
-  if (d < c.head_dim) values_part<MR, 1>(p, c, values + d * 2, tokens, sum + d);
+static inline void block_values(int rows, const bf16* p, const Cache& c, const bf16* values, int tokens, float* sum) {
+  for_attention_tiles(rows, [&](auto mr, int at) {
+    int d = 0;
+    for (; d + 32 <= c.head_dim; d += 32) values_tile<mr(), 2>(p + at * PM_SPAN, c, values + d * 2, tokens, sum + at * c.head_dim + d);
+    if (d < c.head_dim) values_tile<mr(), 1>(p + at * PM_SPAN, c, values + d * 2, tokens, sum + at * c.head_dim + d);
+  });
 }
 
 // Turns the first `valid` scores of a row into weights: p[0:padded] bf16 (zero past `valid`), their maximum and sum.
@@ -116,23 +150,22 @@ static inline Partial soften(float* s, bf16* p, int valid, int padded, float sca
   return {maximum, vsum(total)};
 }
 
-// One span for MR query rows of one group. Row i sees `valid[i]` of the span's keys. out[MR][head_dim], parts[MR].
-template <int MR>
-static void attend_span(const bf16* q, const Cache& c, const int32_t* blocks, int head, const int* valid, float scale, float* out, Partial* parts) {
-  alignas(64) float s[MR * PM_SPAN];
-  alignas(64) bf16 p[MR * PM_SPAN];
+// One span for a tile of query rows of one group. Row i sees `valid[i]` of the span's keys. out[rows][head_dim], parts[rows].
+static void attend_span(int rows, const bf16* q, const Cache& c, const int32_t* blocks, int head, const int* valid, float scale, float* out, Partial* parts) {
+  alignas(64) float s[PM_ATTENTION_ROWS * PM_SPAN];
+  alignas(64) bf16 p[PM_ATTENTION_ROWS * PM_SPAN];
   int most = 0;
-  for (int i = 0; i < MR; i++) most = valid[i] > most ? valid[i] : most;
+  for (int i = 0; i < rows; i++) most = valid[i] > most ? valid[i] : most;
   const int count = (most + c.block_size - 1) / c.block_size, padded = count * c.block_size;
   for (int b = 0; b < count; b++) {
 #if PM_KV_PREFETCH
     const char* next = (const char*)(b + 1 < count ? c.key_block(blocks[b + 1], head) : c.value_block(blocks[0], head));
     for (int64_t at = 0; at < int64_t(c.block_size) * c.head_dim * 2; at += 64) prefetch(next + at);
 #endif
-    block_scores<MR>(q, c, c.key_block(blocks[b], head), s + b * c.block_size);
+    block_scores(rows, q, c, c.key_block(blocks[b], head), s + b * c.block_size);
   }
-  for (int i = 0; i < MR; i++) parts[i] = soften(s + i * PM_SPAN, p + i * PM_SPAN, valid[i], padded, scale);
-  std::memset(out, 0, sizeof(float) * size_t(MR * c.head_dim));
+  for (int i = 0; i < rows; i++) parts[i] = soften(s + i * PM_SPAN, p + i * PM_SPAN, valid[i], padded, scale);
+  std::memset(out, 0, sizeof(float) * size_t(rows * c.head_dim));
   for (int b = 0; b < count; b++) {
 #if PM_KV_PREFETCH
     if (b + 1 < count) {
@@ -141,7 +174,7 @@ static void attend_span(const bf16* q, const Cache& c, const int32_t* blocks, in
     }
 #endif
     const int left = most - b * c.block_size;
-    block_values<MR>(p + b * c.block_size, c, c.value_block(blocks[b], head), left < c.block_size ? left : c.block_size, out);
+    block_values(rows, p + b * c.block_size, c, c.value_block(blocks[b], head), left < c.block_size ? left : c.block_size, out);
   }
 }
 
@@ -202,10 +235,10 @@ struct Attention {
     const int64_t each = units_a_head(s), local = unit - unit_start[s];
     const int head = int(local / each);
     if (split(s)) {
-      call_with_rows<PM_ATTENTION_ROWS>(int(query_rows(s)), 0, [&](auto mr, int64_t) { run_span<mr()>(s, head, local % each, unit); });
+      run_span(int(query_rows(s)), s, head, local % each, unit);
     } else {  // the last tiles see the most keys: they are taken first
       const int64_t t = each - 1 - local % each, begin = query_rows(s) * t / each, end = query_rows(s) * (t + 1) / each;
-      call_with_rows<PM_ATTENTION_ROWS>(int(end - begin), begin, [&](auto mr, int64_t first) { run_tile<mr()>(s, head, first); });
+      run_tile(int(end - begin), s, head, begin);
     }
   }
 
@@ -225,21 +258,20 @@ struct Attention {
     finish(out + row * out_stride + column, part, sum, cache.head_dim);
   }
 
-  template <int MR>
-  void run_span(int s, int head, int64_t span, int64_t unit) const {
+  void run_span(int count, int s, int head, int64_t span, int64_t unit) const {
     const int hd = cache.head_dim;
     float* values = partials + unit * partial_floats();
     Partial* parts = (Partial*)(values + PM_ATTENTION_ROWS * hd);
-    int seen[MR];
-    for (int i = 0; i < MR; i++) seen[i] = valid(s, i, span);
-    attend_span<MR>(query(s, head, 0), cache, span_blocks(s, span), head, seen, scale, values, parts);
-    std::atomic<int>& count = done[s * cache.kv_heads + head];
+    int seen[PM_ATTENTION_ROWS];
+    for (int i = 0; i < count; i++) seen[i] = valid(s, i, span);
+    attend_span(count, query(s, head, 0), cache, span_blocks(s, span), head, seen, scale, values, parts);
+    std::atomic<int>& finished = done[s * cache.kv_heads + head];
     const int64_t each = spans(s);
-    if (count.fetch_add(1, std::memory_order_acq_rel) + 1 < each) return;
-    count.store(0, std::memory_order_relaxed);
+    if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 < each) return;
+    finished.store(0, std::memory_order_relaxed);
     values -= span * partial_floats();
     parts = (Partial*)(values + PM_ATTENTION_ROWS * hd);
-    for (int i = 0; i < MR; i++) {
+    for (int i = 0; i < count; i++) {
       for (int64_t k = 1; k < each; k++) {
         const float* next = values + k * partial_floats();
         merge(parts[i], values + i * hd, ((const Partial*)(next + PM_ATTENTION_ROWS * hd))[i], next + i * hd, hd);
@@ -248,18 +280,17 @@ struct Attention {
     }
   }
 
-  template <int MR>
-  void run_tile(int s, int head, int64_t first) const {
+  void run_tile(int count, int s, int head, int64_t first) const {
     const int hd = cache.head_dim;
-    alignas(64) float sum[MR * MAX_HEAD_DIM], next[MR * MAX_HEAD_DIM];
-    Partial total[MR], part[MR];
-    for (int64_t span = 0; valid(s, first + MR - 1, span) > 0 && span < spans(s); span++) {
-      int seen[MR];
-      for (int i = 0; i < MR; i++) seen[i] = valid(s, first + i, span);
-      attend_span<MR>(query(s, head, first), cache, span_blocks(s, span), head, seen, scale, span ? next : sum, span ? part : total);
-      for (int i = 0; span && i < MR; i++) merge(total[i], sum + i * hd, part[i], next + i * hd, hd);
+    alignas(64) float sum[PM_ATTENTION_ROWS * MAX_HEAD_DIM], next[PM_ATTENTION_ROWS * MAX_HEAD_DIM];
+    Partial total[PM_ATTENTION_ROWS], part[PM_ATTENTION_ROWS];
+    for (int64_t span = 0; valid(s, first + count - 1, span) > 0 && span < spans(s); span++) {
+      int seen[PM_ATTENTION_ROWS];
+      for (int i = 0; i < count; i++) seen[i] = valid(s, first + i, span);
+      attend_span(count, query(s, head, first), cache, span_blocks(s, span), head, seen, scale, span ? next : sum, span ? part : total);
+      for (int i = 0; span && i < count; i++) merge(total[i], sum + i * hd, part[i], next + i * hd, hd);
     }
-    for (int i = 0; i < MR; i++) write(s, head, first + i, total[i], sum + i * hd);
+    for (int i = 0; i < count; i++) write(s, head, first + i, total[i], sum + i * hd);
   }
 };
 

@@ -77,20 +77,11 @@ static inline __attribute__((always_inline)) void clear(V (&acc)[MR][NV]) {
     for (int j = 0; j < NV; j++) acc[i][j] = vzero();
 }
 
-// Calls f(integral_constant<rows in the tile>, first row) over near-equal tiles of at most MOST rows.
-template <int MR, class F>
-static inline void call_with_rows(int rows, int64_t first, F&& f) {
-  if (rows == MR) return f(std::integral_constant<int, MR>{}, first);
-  if constexpr (MR > 1) call_with_rows<MR - 1>(rows, first, f);
-}
-
+// Calls f(integral_constant<rows>) for a number of rows known at run time only, 1 to MOST.
 template <int MOST, class F>
-static inline void for_row_tiles(int64_t rows, F&& f) {
-  const int64_t tiles = (rows + MOST - 1) / MOST;
-  for (int64_t t = 0; t < tiles; t++) {
-    const int64_t begin = rows * t / tiles, end = rows * (t + 1) / tiles;
-    call_with_rows<MOST>(int(end - begin), begin, f);
-  }
+static inline void with_rows(int rows, F&& f) {
+  if (rows == MOST) return f(std::integral_constant<int, MOST>{});
+  if constexpr (MOST > 1) with_rows<MOST - 1>(rows, f);
 }
 
 // out[MR][PANEL] = x[MR, k] . panel `p` of w[n, k]. Not inlined, so that it is compiled once for each MR.
@@ -122,7 +113,7 @@ static inline __attribute__((always_inline)) void row_group(const bf16* x, int64
     }
     PM_UNROLL_LOOP(14)
     for (int i = 0; i < MR; i++) {
-      const W a = wload(x + i * ldx + q);
+      const W a = left >= 32 ? wload(x + i * ldx + q) : wload_first(x + i * ldx + q, left);
       PM_UNROLL_LOOP(4)
       for (int j = 0; j < GROUP; j++) acc[i][j] = dot2(acc[i][j], b[j], a);
     }
@@ -155,21 +146,30 @@ struct Matrix {
   int64_t panels() const { return padded_n(n) / PANEL; }
 };
 
-template <int MR>
-static inline void product(const bf16* x, int64_t ldx, const Matrix& w, int64_t p, bool first, float* out) {
-  if (first) return panel_product<MR, true>(x, ldx, w.data, w.n, w.k, p, out);
-  panel_product<MR, false>(x, ldx, w.data, w.n, w.k, p, out);
+// out[rows][PANEL] = x[rows, k] . panel p of w, 1 to PM_ROW_TILE rows. `first`: no earlier tile has read the panel.
+static __attribute__((noinline)) void product(int rows, const bf16* x, int64_t ldx, const Matrix& w, int64_t p, bool first, float* out) {
+  with_rows<PM_ROW_TILE>(rows, [&](auto mr) {
+    if (first) return panel_product<mr(), true>(x, ldx, w.data, w.n, w.k, p, out);
+    panel_product<mr(), false>(x, ldx, w.data, w.n, w.k, p, out);
+  });
 }
 
-// emit(row, column, 16 outputs) for the panels of `w` in `range`. x is [rows, ldx], its padding finite.
+// Calls f(first row, rows) over near-equal tiles of at most PM_ROW_TILE rows.
+template <class F>
+static inline void for_row_tiles(int64_t rows, F&& f) {
+  const int64_t tiles = (rows + PM_ROW_TILE - 1) / PM_ROW_TILE;
+  for (int64_t t = 0; t < tiles; t++) f(rows * t / tiles, int(rows * (t + 1) / tiles - rows * t / tiles));
+}
+
+// emit(row, column, 16 outputs) for the panels of `w` in `range`. x is [rows, ldx]; with an odd k element k of a row is finite.
 template <class Emit>
 static inline void matmul(const bf16* x, int64_t ldx, int64_t rows, const Matrix& w, Range range, Emit&& emit) {
   alignas(64) float out[PM_ROW_TILE * PANEL];
   for (int64_t p = range.begin; p < range.end; p++)
-    for_row_tiles<PM_ROW_TILE>(rows, [&](auto mr, int64_t r) {
-      product<mr()>(x + r * ldx, ldx, w, p, r == 0, out);
-      for (int i = 0; i < mr(); i++)
-        for (int c = 0; c < PANEL; c += LANES) emit(r + i, p * PANEL + c, vload(out + i * PANEL + c));
+    for_row_tiles(rows, [&](int64_t first, int count) {
+      product(count, x + first * ldx, ldx, w, p, first == 0, out);
+      for (int i = 0; i < count; i++)
+        for (int c = 0; c < PANEL; c += LANES) emit(first + i, p * PANEL + c, vload(out + i * PANEL + c));
     });
 }
 
@@ -178,11 +178,11 @@ template <class Emit>
 static inline void matmul_pair(const bf16* x, int64_t ldx, int64_t rows, const Matrix& a, const Matrix& b, Range range, Emit&& emit) {
   alignas(64) float out[2][PM_ROW_TILE * PANEL];
   for (int64_t p = range.begin; p < range.end; p++)
-    for_row_tiles<PM_ROW_TILE>(rows, [&](auto mr, int64_t r) {
-      product<mr()>(x + r * ldx, ldx, a, p, r == 0, out[0]);
-      product<mr()>(x + r * ldx, ldx, b, p, r == 0, out[1]);
-      for (int i = 0; i < mr(); i++)
+    for_row_tiles(rows, [&](int64_t first, int count) {
+      product(count, x + first * ldx, ldx, a, p, first == 0, out[0]);
+      product(count, x + first * ldx, ldx, b, p, first == 0, out[1]);
+      for (int i = 0; i < count; i++)
         for (int c = 0; c < PANEL; c += LANES)
-          emit(r + i, p * PANEL + c, vload(out[0] + i * PANEL + c), vload(out[1] + i * PANEL + c));
+          emit(first + i, p * PANEL + c, vload(out[0] + i * PANEL + c), vload(out[1] + i * PANEL + c));
     });
 }

@@ -7,9 +7,7 @@
 // (no barrier, and the bf16 input stays in its own L1); with many the rows are shared out.
 // A row's result does not depend on the other rows, their number, the thread count or the chunking.
 #include "../common/attention.hpp"
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
+#include "../common/exports.hpp"
 
 #ifndef PM_OWN_NORM_ROWS  // up to this many rows each thread norms all rows for itself
 #define PM_OWN_NORM_ROWS 16
@@ -52,22 +50,6 @@ struct Buffers {
   Attention attention;
   std::atomic<int>* next_unit;  // [layers]
   int64_t residual_stride, x_stride, qkv_stride, attended_stride, inner_stride, k_column, v_column, copies, last_copies, bytes;
-};
-
-class Bump {  // hands out aligned pieces of one allocation; with a null base it only counts
- public:
-  explicit Bump(void* base) : base_((char*)base) {}
-  template <class T>
-  T* take(int64_t count) {
-    T* p = (T*)(base_ + used_);
-    used_ += round_up(count * int64_t(sizeof(T)), 64);
-    return p;
-  }
-  int64_t used() const { return used_; }
-
- private:
-  char* base_;
-  int64_t used_ = 0;
 };
 
 Buffers lay_out(const ModelWeights& m, const StepInput& s) {
@@ -264,29 +246,6 @@ class Step {  // one thread's view of a running step
 }  // namespace
 
 extern "C" {
-
-int64_t weight_layout() { return PM_LAYOUT; }
-int64_t panel_columns() { return PANEL; }
-int64_t instruction_set() { return PM_ISA; }
-int64_t packed_size(int64_t n, int64_t k) { return packed_elements(n, k); }
-
-// Copies w[n, k] into the panel layout at out[packed_size(n, k)].
-void pack_matrix(const bf16* w, int64_t n, int64_t k, bf16* out, int64_t threads) {
-  parallel(int(threads), [&](int id, int count) {
-    const Range r = share(padded_n(n) / PANEL, id, count);
-    pack_panels(w, n, k, out, r.begin, r.end);
-  });
-}
-
-// Asks the system to back the whole pages of [p, p + bytes) with large ones; without them the weight stream stalls on page walks.
-void use_large_pages(void* p, int64_t bytes) {
-#ifdef __linux__
-  const uintptr_t page = 4096, begin = (uintptr_t(p) + page - 1) / page * page, end = (uintptr_t(p) + uintptr_t(bytes)) / page * page;
-  if (end > begin) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
-#else
-  (void)p, (void)bytes;
-#endif
-}
 
 // Null when the kernel can run the model, else what it cannot do.
 const char* unsupported(const ModelWeights* m) {

@@ -82,6 +82,7 @@ class WholeStep:
         if problem:
             raise ValueError(f"the step kernel cannot run this model: {problem.decode()}")
         self.scratch = torch.empty(0, dtype=torch.uint8)
+        self.pointers = {}
 
     def matrix_names(self, weights):
         """Matrices in the order the step reads them."""
@@ -144,9 +145,20 @@ class WholeStep:
 
     def allocate(self, blocks):
         c, size = self.config, self.block_size
-        keys = torch.zeros(blocks, c.num_hidden_layers, c.num_key_value_heads, c.head_dim // 2, size, 2, dtype=torch.bfloat16)
-        values = torch.zeros(blocks, c.num_hidden_layers, c.num_key_value_heads, size // 2, c.head_dim, 2, dtype=torch.bfloat16)
+        shape = (blocks, c.num_hidden_layers, c.num_key_value_heads)
+        keys = torch.empty(*shape, c.head_dim // 2, size, 2, dtype=torch.bfloat16)
+        values = torch.empty(*shape, size // 2, c.head_dim, 2, dtype=torch.bfloat16)
+        for pool in (keys, values):
+            self.library.use_large_pages(ctypes.c_void_p(pool.data_ptr()), ctypes.c_int64(pool.nbytes))
+            pool.zero_()
         return keys, values
+
+    def layer_pointers(self, pool):
+        """Address of an array with the address of each layer in block 0 of `pool`."""
+        if pool.data_ptr() not in self.pointers:
+            each = (pool.data_ptr() + i * pool.stride(1) * pool.element_size() for i in range(len(self.layers)))
+            self.pointers[pool.data_ptr()] = (ctypes.c_void_p * len(self.layers))(*each)
+        return ctypes.addressof(self.pointers[pool.data_ptr()])
 
     def __call__(self, batch, tensors):
         """Float32 logits [len(batch.logit_rows), vocab]; writes this step's keys and values into `tensors`."""
@@ -155,8 +167,7 @@ class WholeStep:
         step.table_width, step.logits = batch.block_table.shape[1], batch.logit_rows.numel()
         for name in ("token_ids", "positions", "slot", "logit_rows", "query_start", "context_len", "block_table"):
             setattr(step, name, getattr(batch, name).data_ptr())
-        pools = [(ctypes.c_void_p * len(self.layers))(*(t.data_ptr() + i * t.stride(1) * 2 for i in range(len(self.layers)))) for t in tensors]
-        step.keys, step.values = (ctypes.cast(pool, ctypes.c_void_p) for pool in pools)
+        step.keys, step.values = (self.layer_pointers(t) for t in tensors)
         step.block_stride = tensors[0].stride(0)
         out = torch.empty(step.logits, self.config.vocab_size)
         step.out = out.data_ptr()

@@ -1,0 +1,33 @@
+// What every library with packed weights exports beside its operator.
+#pragma once
+#include "gemm.hpp"
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+extern "C" {
+
+int64_t weight_layout() { return PM_LAYOUT; }
+int64_t panel_columns() { return PANEL; }
+int64_t instruction_set() { return PM_ISA; }
+int64_t packed_size(int64_t n, int64_t k) { return packed_elements(n, k); }
+
+// Copies w[n, k] into the panel layout at out[packed_size(n, k)].
+void pack_matrix(const bf16* w, int64_t n, int64_t k, bf16* out, int64_t threads) {
+  parallel(int(threads), [&](int id, int count) {
+    const Range r = share(padded_n(n) / PANEL, id, count);
+    pack_panels(w, n, k, out, r.begin, r.end);
+  });
+}
+
+// Asks the system to back the whole pages of [p, p + bytes) with large ones; without them the weight stream stalls on page walks.
+void use_large_pages(void* p, int64_t bytes) {
+#ifdef __linux__
+  const uintptr_t page = 4096, begin = (uintptr_t(p) + page - 1) / page * page, end = (uintptr_t(p) + uintptr_t(bytes)) / page * page;
+  if (end > begin) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
+#else
+  (void)p, (void)bytes;
+#endif
+}
+
+}  // extern "C"
