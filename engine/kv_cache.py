@@ -1,0 +1,128 @@
+"""Paged KV cache bookkeeping with prefix caching. Torch-free: it deals in block numbers; the host holds the tensors.
+
+A full block is named by a keyed hash over what wrote it, the block before it and its own whole token ids; only blocks whose
+step has finished are published under their name. A block nobody refers to keeps its content until it is needed, least
+recently used first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+class OutOfBlocks(Exception):
+    """No block is free or can be evicted."""
+
+
+@dataclass(slots=True)
+class Allocation:
+    """A sequence's blocks, in order. `names` holds the hashes of its leading full blocks, as far as they are known."""
+
+    blocks: list[int] = field(default_factory=list)
+    names: list[bytes] = field(default_factory=list)
+    published: int = 0  # leading blocks published or taken from the cache
+
+
+class BlockManager:
+    """Blocks of one pool. Reference counts say who reads a block; free blocks are those with none.
+
+    Paired verbs: `match`/`extend` take references, `release` gives them back.
+    """
+
+    def __init__(self, blocks: int, block_size: int, writer_hash: str) -> None:
+        self.block_size = block_size
+        self.total = blocks
+        self._key = secrets.token_bytes(32)  # names cannot be predicted from outside
+        self._writer = writer_hash.encode()
+        self._references = [0] * blocks
+        self._free: OrderedDict[int, None] = OrderedDict((b, None) for b in range(blocks))  # least recently used first
+        self._by_name: dict[bytes, int] = {}
+        self._name_of: dict[int, bytes] = {}
+
+    @property
+    def available(self) -> int:
+        """Blocks that could be handed out now, cached but unused ones included."""
+        return len(self._free)
+
+    def match(self, token_ids: Sequence[int]) -> Allocation:
+        """Takes the longest published prefix of `token_ids`, always leaving at least one token to compute."""
+        allocation = Allocation()
+        for i in range((len(token_ids) - 1) // self.block_size):
+            name = self._name(allocation.names[-1] if allocation.names else b"", self._span(token_ids, i))
+            block = self._by_name.get(name)
+            if block is None:
+                break
+            self._take(block)
+            allocation.blocks.append(block)
+            allocation.names.append(name)
+        allocation.published = len(allocation.blocks)
+        return allocation
+
+    def extend(self, allocation: Allocation, tokens: int) -> None:
+        """Gives `allocation` room for `tokens` tokens. Raises OutOfBlocks, having taken nothing."""
+        missing = -(-tokens // self.block_size) - len(allocation.blocks)
+        if missing > len(self._free):
+            raise OutOfBlocks(f"{missing} blocks are needed and {len(self._free)} are free")
+        for _ in range(missing):
+            block = next(iter(self._free))
+            self._forget(block)
+            self._take(block)
+            allocation.blocks.append(block)
+
+    def publish(self, allocation: Allocation, token_ids: Sequence[int], written: int) -> None:
+        """Names every full block among the first `written` tokens. Call only once the step that wrote them has finished."""
+        for i in range(allocation.published, min(written, len(token_ids)) // self.block_size):
+            name = self._name(allocation.names[-1] if allocation.names else b"", self._span(token_ids, i))
+            allocation.names.append(name)
+            block = allocation.blocks[i]
+            if name not in self._by_name and block not in self._name_of:
+                self._by_name[name], self._name_of[block] = block, name
+            allocation.published = i + 1
+
+    def release(self, allocation: Allocation) -> None:
+        """Gives back every reference. Later blocks of a sequence are evicted before earlier ones."""
+        for block in reversed(allocation.blocks):
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                self._free[block] = None
+        allocation.blocks.clear()
+        allocation.names.clear()
+        allocation.published = 0
+
+    def check(self, allocations: Sequence[Allocation]) -> None:
+        """Raises AssertionError unless the books balance with the allocations alive."""
+        counted = [0] * self.total
+        for allocation in allocations:
+            assert len(set(allocation.blocks)) == len(allocation.blocks), "a sequence holds a block twice"
+            for block in allocation.blocks:
+                counted[block] += 1
+        assert counted == self._references, "reference counts are off"
+        assert {b for b in range(self.total) if counted[b] == 0} == set(self._free), "the free list is off"
+        assert {b: n for n, b in self._by_name.items()} == self._name_of, "names are not one to one"
+        for block, count in enumerate(counted):
+            assert count <= 1 or block in self._name_of, "an unpublished block is shared"
+
+    def _take(self, block: int) -> None:
+        if self._references[block] == 0:
+            del self._free[block]
+        self._references[block] += 1
+
+    def _forget(self, block: int) -> None:
+        name = self._name_of.pop(block, None)
+        if name is not None:
+            del self._by_name[name]
+
+    def _span(self, token_ids: Sequence[int], i: int) -> bytes:
+        return np.asarray(token_ids[i * self.block_size : (i + 1) * self.block_size], np.int64).tobytes()
+
+    def _name(self, parent: bytes, span: bytes) -> bytes:
+        return hashlib.blake2b(parent + span, key=self._key, digest_size=20, person=b"kv").digest() if parent else self._first(span)
+
+    def _first(self, span: bytes) -> bytes:
+        return hashlib.blake2b(len(self._writer).to_bytes(4, "little") + self._writer + span, key=self._key, digest_size=20).digest()

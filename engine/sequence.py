@@ -1,0 +1,137 @@
+"""A request as the engine sees it: token ids in, token events out. No text. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.kv_cache import Allocation
+from engine.wire import SampleRow
+
+
+class InvalidRequest(ValueError):
+    """A request that can never run; `param` names the field at fault."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param, self.code = param, code
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens. Raises InvalidRequest naming the field that is out of range."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    logprobs: int = -1
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("temperature", 0, 2),
+            ("top_p", 0, 1),
+            ("min_p", 0, 1),
+            ("top_k", -1, 1 << 31),
+            ("presence_penalty", -2, 2),
+            ("frequency_penalty", -2, 2),
+            ("repetition_penalty", 0.01, 100),
+            ("min_tokens", 0, 1 << 31),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise InvalidRequest(f"{name} must lie between {low} and {high}, not {value}", name)
+
+    @property
+    def penalised(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    id: int
+    prompt_ids: list[int]
+    max_tokens: int
+    sampling: SamplingParams = SamplingParams()
+    eos_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One generated token, or the end of a request that yields none (`token_id` -1). `version` is the artefact that ran."""
+
+    request_id: int
+    token_id: int
+    version: str
+    logprob: float = float("nan")
+    top: list[tuple[int, float]] = field(default_factory=list)
+    finish_reason: str | None = None  # stop | length | abort | error
+    cached_tokens: int = 0
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A request in flight. `computed` counts tokens whose keys and values are in the cache."""
+
+    request: GenerationRequest
+    output: list[int] = field(default_factory=list)
+    allocation: Allocation = field(default_factory=Allocation)
+    computed: int = 0
+    cached_tokens: int = 0
+    admitted: bool = False
+
+    @property
+    def id(self) -> int:
+        return self.request.id
+
+    @property
+    def length(self) -> int:
+        return len(self.request.prompt_ids) + len(self.output)
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Token ids start..stop of prompt and output together."""
+        prompt = self.request.prompt_ids
+        n = len(prompt)
+        if start >= n:
+            return self.output[start - n : stop - n]
+        return prompt[start:stop] + (self.output[: stop - n] if stop > n else [])
+
+    def sample_row(self) -> SampleRow:
+        s = self.request.sampling
+        n = len(self.output)
+        banned = [*self.request.eos_ids, *s.stop_token_ids] if n < s.min_tokens else []
+        history = (np.asarray(self.request.prompt_ids, np.int32).tobytes(), np.asarray(self.output, np.int32).tobytes())
+        prompt_ids, output_ids = history if s.penalised else (b"", b"")
+        return SampleRow(
+            temperature=s.temperature,
+            top_p=s.top_p,
+            top_k=max(s.top_k, 0),
+            min_p=s.min_p,
+            seed=s.seed,
+            draw=n,
+            logprobs=s.logprobs,
+            repetition_penalty=s.repetition_penalty,
+            presence_penalty=s.presence_penalty,
+            frequency_penalty=s.frequency_penalty,
+            prompt_ids=prompt_ids,
+            output_ids=output_ids,
+            logit_bias=s.logit_bias,
+            banned=banned,
+        )
+
+    def finish_reason(self, token: int, max_context: int) -> str | None:
+        """Why `token`, just appended, ends the sequence, or None."""
+        s = self.request.sampling
+        if len(self.output) >= s.min_tokens and (token in s.stop_token_ids or (not s.ignore_eos and token in self.request.eos_ids)):
+            return "stop"
+        return "length" if len(self.output) >= self.request.max_tokens or self.length >= max_context else None
