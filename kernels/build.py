@@ -120,7 +120,9 @@ def compile_cpp(
     library, record = out_dir / f"{source.stem}-{key}.so", out_dir / f"{source.stem}-{key}.json"
     cached = read_record(record, library)
     if cached is not None:
-        return BuildResult(library if cached["ok"] else None, cached["log"], time.perf_counter() - start, True, cached["ok"])
+        return BuildResult(
+            library if cached["ok"] else None, cached["log"], time.perf_counter() - start, True, cached["ok"]
+        )
     ok, log, keep = run_compiler([path, *arguments, str(source)], library, time_limit_s)
     seconds = time.perf_counter() - start
     if keep:
@@ -170,7 +172,11 @@ def run_compiler(command: list[str], library: Path, time_limit_s: float) -> tupl
             made.replace(library)
         return done.returncode == 0, (done.stdout + done.stderr)[-LOG_LIMIT:], done.returncode >= 0
     except subprocess.TimeoutExpired:
-        return False, f"the compiler was stopped after {time_limit_s:g} s: simplify the source or raise the limit", False
+        return (
+            False,
+            f"the compiler was stopped after {time_limit_s:g} s: simplify the source or raise the limit",
+            False,
+        )
     finally:
         made.unlink(missing_ok=True)
 

@@ -49,7 +49,9 @@ class Op:
             if name not in known:
                 raise ParameterError(f"{self.name} has no parameter {name}: it has {', '.join(known)}")
             if value not in known[name].values:
-                raise ParameterError(f"{name} cannot be {value}: it is one of {', '.join(map(str, known[name].values))}")
+                raise ParameterError(
+                    f"{name} cannot be {value}: it is one of {', '.join(map(str, known[name].values))}"
+                )
         resolved = {**self.defaults(), **(values or {})}
         for p in self.params:
             if p.constraint and not holds(p.constraint, resolved):
@@ -80,7 +82,9 @@ def load(name: str) -> Op:
     if not (folder / "params.json").exists():
         raise KeyError(f"no operator {name!r}: there are {', '.join(names())}")
     rows: list[dict[str, Any]] = json.loads((folder / "params.json").read_text())
-    params = tuple(Parameter(r["name"], tuple(r["values"]), r["default"], r.get("constraint", ""), r["why"]) for r in rows)
+    params = tuple(
+        Parameter(r["name"], tuple(r["values"]), r["default"], r.get("constraint", ""), r["why"]) for r in rows
+    )
     return Op(name, folder, inlined(folder / "cpu.cpp"), (folder / "glue.py").read_text(), params)
 
 

@@ -34,21 +34,24 @@ class StepInput(ctypes.Structure):
     ]
 
 
-def rope_tables(config, positions):
-    """cos and sin, float32 [positions, head_dim / 2], with the config's scaling (none, linear or llama3)."""
-    dim, scaling = config.head_dim, config.rope_scaling or {}
-    inverse = 1.0 / config.rope_theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim)
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+def rope_tables(config):
+    """cos and sin, float32 [max positions, head_dim / 2], with the config's scaling (none, linear or llama3)."""
+    scaling, two_pi = config.rope_scaling, 2 * math.pi
+    frequency = 1.0 / config.rope_theta ** (
+        torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
+    )
+    kind = "default" if scaling is None else scaling.kind
     if kind == "linear":
-        inverse = inverse / scaling["factor"]
+        frequency = frequency / scaling.factor
     elif kind == "llama3":
-        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-        ratio = scaling["original_max_position_embeddings"] * inverse / (2 * math.pi)
-        smooth = ((ratio - low) / (high - low)).clamp(0, 1)
-        inverse = (1 - smooth) * inverse / scaling["factor"] + smooth * inverse
+        turns = (
+            scaling.original_max_position * frequency / two_pi
+        )  # how often a dimension turns in the original context
+        keep = ((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1)
+        frequency = keep * frequency + (1 - keep) * frequency / scaling.factor
     elif kind != "default":
         raise ValueError(f"rope scaling {kind!r} is not supported by the step kernel")
-    angles = torch.outer(torch.arange(positions).float(), inverse)
+    angles = torch.outer(torch.arange(config.max_position_embeddings).float(), frequency)
     return angles.cos().contiguous(), angles.sin().contiguous()
 
 
@@ -70,13 +73,13 @@ class WholeStep:
         self.packed = self.layout(memo, weights, threads) if library.weight_layout() else None
         for i in range(c.num_hidden_layers):
             self.fill_layer(self.layers[i], f"model.layers.{i}", w)
-        cos, sin = memo("rope", lambda: rope_tables(config, config.max_position_embeddings))
-        head = "model.embed_tokens.weight" if c.tie_word_embeddings or "lm_head.weight" not in w else "lm_head.weight"
+        self.cos, self.sin = memo("rope:step-kernel:float32", lambda: rope_tables(config))
+        head = "lm_head.weight" if "lm_head.weight" in w else "model.embed_tokens.weight"
         self.model = ModelWeights(
             c.num_hidden_layers, c.hidden_size, c.intermediate_size, c.num_attention_heads, c.num_key_value_heads,
             c.head_dim, c.vocab_size, block_size, threads, c.rms_norm_eps, c.head_dim**-0.5, self.layers,
             self.vector(w["model.embed_tokens.weight"]), self.vector(w["model.norm.weight"]), self.matrix(head, w),
-            self.vector(cos, torch.float32), self.vector(sin, torch.float32),
+            self.vector(self.cos, torch.float32), self.vector(self.sin, torch.float32),
         )  # fmt: skip
         problem = library.unsupported(ctypes.byref(self.model))
         if problem:
@@ -85,17 +88,20 @@ class WholeStep:
         self.pointers = {}
 
     def matrix_names(self, weights):
-        """Matrices in the order the step reads them."""
-        parts = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-        names = [f"model.layers.{i}.{part}.weight" for i in range(self.config.num_hidden_layers) for part in parts]
-        tied = self.config.tie_word_embeddings or "lm_head.weight" not in weights
-        return [*names, "model.embed_tokens.weight" if tied else "lm_head.weight"]
+        """Every layer's matrices in the order a step reads them, and the head; also of layers that this model leaves out."""
+        parts = [f"self_attn.{x}_proj.weight" for x in "qkvo"] + [
+            f"mlp.{x}_proj.weight" for x in ("gate", "up", "down")
+        ]
+        layers = 0
+        while f"model.layers.{layers}.{parts[0]}" in weights:
+            layers += 1
+        head = "lm_head.weight" if "lm_head.weight" in weights else "model.embed_tokens.weight"
+        return [*(f"model.layers.{i}.{part}" for i in range(layers) for part in parts), head]
 
     def layout(self, memo, weights, threads):
         """All matrices packed into one allocation, kept under a key that names the layout."""
-        names = self.matrix_names(weights)
-        key = f"panels-{self.library.panel_columns()}-{len(names)}"
-        return memo(key, lambda: self.pack(names, weights, threads))
+        key = f"panels of {self.library.panel_columns()}"
+        return memo(key, lambda: self.pack(self.matrix_names(weights), weights, threads))
 
     def pack(self, names, weights, threads):
         i64, sizes = ctypes.c_int64, {}
@@ -110,7 +116,13 @@ class WholeStep:
             source, to = weights[name].contiguous(), arena[at : at + sizes[name]]
             self.check(source, torch.bfloat16)
             rows, columns = source.shape
-            self.library.pack_matrix(ctypes.c_void_p(source.data_ptr()), i64(rows), i64(columns), ctypes.c_void_p(to.data_ptr()), i64(threads))
+            self.library.pack_matrix(
+                ctypes.c_void_p(source.data_ptr()),
+                i64(rows),
+                i64(columns),
+                ctypes.c_void_p(to.data_ptr()),
+                i64(threads),
+            )
             packed[name], at = to, at + sizes[name]
         return packed
 

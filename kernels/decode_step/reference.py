@@ -30,6 +30,7 @@ def forward_step(
     config: Any, weights: Mapping[str, Tensor], batch: Any, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor
 ) -> Tensor:
     """Logits float32 [R, vocab]; keys and values (the kernel's layout, any float dtype) are written at batch.slot."""
+
     def linear(x: Tensor, name: str) -> Tensor:
         bias = weights.get(f"{name}.bias")
         return F.linear(x, weights[f"{name}.weight"].float(), None if bias is None else bias.float())
@@ -46,8 +47,7 @@ def forward_step(
         y = rms_norm(x, weights[f"{p}.post_attention_layernorm.weight"], config.rms_norm_eps)
         y = F.silu(linear(y, f"{p}.mlp.gate_proj")) * linear(y, f"{p}.mlp.up_proj")
         x = x + linear(y, f"{p}.mlp.down_proj")
-    tied = config.tie_word_embeddings or "lm_head.weight" not in weights
-    head = weights["model.embed_tokens.weight" if tied else "lm_head.weight"]
+    head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
     return F.linear(rms_norm(x[batch.logit_rows], weights["model.norm.weight"], config.rms_norm_eps), head.float())
 
 

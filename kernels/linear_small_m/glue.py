@@ -20,7 +20,9 @@ class PackedLinear:
             getattr(library, name).restype = ctypes.c_int64
         self.n, self.k = weight.shape
         if weight.dtype != torch.bfloat16 or self.k % 2:
-            raise ValueError(f"the linear kernel takes bfloat16 weights with an even input width, not {weight.dtype} {tuple(weight.shape)}")
+            raise ValueError(
+                f"the linear kernel takes bfloat16 weights with an even input width, not {weight.dtype} {tuple(weight.shape)}"
+            )
         self.weight = weight.contiguous()
         if library.weight_layout():
             self.weight = self.packed(self.weight)
@@ -30,13 +32,19 @@ class PackedLinear:
         out = torch.empty(self.library.packed_size(i64(self.n), i64(self.k)), dtype=torch.bfloat16)
         self.library.use_large_pages(ctypes.c_void_p(out.data_ptr()), i64(out.nbytes))
         self.library.pack_matrix(
-            ctypes.c_void_p(weight.data_ptr()), i64(self.n), i64(self.k), ctypes.c_void_p(out.data_ptr()), i64(self.threads)
+            ctypes.c_void_p(weight.data_ptr()),
+            i64(self.n),
+            i64(self.k),
+            ctypes.c_void_p(out.data_ptr()),
+            i64(self.threads),
         )
         return out
 
     def __call__(self, x, out_dtype=torch.bfloat16):
         if x.dtype != torch.bfloat16 or x.shape[-1] != self.k or out_dtype not in (torch.bfloat16, torch.float32):
-            raise ValueError(f"the linear kernel takes bfloat16 [M, {self.k}], not {x.dtype} {tuple(x.shape)} -> {out_dtype}")
+            raise ValueError(
+                f"the linear kernel takes bfloat16 [M, {self.k}], not {x.dtype} {tuple(x.shape)} -> {out_dtype}"
+            )
         x, i64, pointer = x.contiguous(), ctypes.c_int64, ctypes.c_void_p
         rows = x.numel() // self.k
         out = torch.empty(*x.shape[:-1], self.n, dtype=out_dtype)

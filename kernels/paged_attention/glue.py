@@ -9,7 +9,17 @@ import torch
 
 
 class AttentionInput(ctypes.Structure):
-    sizes = ("rows", "sequences", "table_width", "heads", "kv_heads", "head_dim", "block_size", "block_stride", "threads")
+    sizes = (
+        "rows",
+        "sequences",
+        "table_width",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "block_size",
+        "block_stride",
+        "threads",
+    )
     pointers = ("q", "k", "v", "slot", "query_start", "context_len", "block_table", "keys", "values", "out", "scratch")
     _fields_ = [
         *((name, ctypes.c_int64) for name in sizes),
@@ -26,7 +36,12 @@ class PagedAttention:
     """
 
     def __init__(self, library, heads, kv_heads, head_dim, threads, block_size=32):
-        self.library, self.shape, self.threads, self.block_size = library, (heads, kv_heads, head_dim), threads, block_size
+        self.library, self.shape, self.threads, self.block_size = (
+            library,
+            (heads, kv_heads, head_dim),
+            threads,
+            block_size,
+        )
         library.attention_scratch_bytes.restype = ctypes.c_int64
         library.attention_unsupported.restype = ctypes.c_char_p
         self.scratch = torch.empty(0, dtype=torch.uint8)
@@ -57,7 +72,16 @@ class PagedAttention:
         out = torch.empty_like(q)
         rows, sequences = q.shape[0], batch.context_len.numel()
         call = AttentionInput(
-            rows, sequences, batch.block_table.shape[1], heads, kv_heads, dim, self.block_size, keys.stride(0), self.threads, dim**-0.5
+            rows,
+            sequences,
+            batch.block_table.shape[1],
+            heads,
+            kv_heads,
+            dim,
+            self.block_size,
+            keys.stride(0),
+            self.threads,
+            dim**-0.5,
         )
         tensors = {"q": q, "k": k, "v": v, "keys": keys, "values": values, "out": out}
         tensors |= {name: getattr(batch, name) for name in ("slot", "query_start", "context_len", "block_table")}

@@ -1,0 +1,211 @@
+"""The whole step: model shapes, mixed batches, the cache it leaves, and that nobody's result depends on anybody else."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.decode_step import reference
+from tests.kernels import support
+from tests.kernels.contract import KernelContract
+
+IDS = torch.randint(0, 131, (2000,), generator=torch.Generator().manual_seed(3)).tolist()
+Sequence = tuple[int, int]  # tokens in the cache after the step, query tokens
+
+
+@dataclass(frozen=True)
+class Case:
+    lengths: tuple[Sequence, ...]
+    hidden: int = 64
+    ffn: int = 128
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    tied: bool = True
+    bias: bool = False
+
+    def model(self) -> tuple[Any, dict[str, Tensor]]:
+        config = support.model_config(self.hidden, self.ffn, self.heads, self.kv_heads, self.head_dim, tied=self.tied)
+        return config, support.random_weights(config, self.bias)
+
+    def steps(self, size: int) -> list[Any]:
+        """A step that fills each cache (all but the last query tokens), then the step under test, all rows' logits."""
+        tables, free = [], list(range(97))[::-1]
+        for n, _ in self.lengths:
+            tables.append([free.pop() for _ in range(-(-n // size))])
+        parts = [
+            (IDS[100 * i :], n, new, table)
+            for i, ((n, new), table) in enumerate(zip(self.lengths, tables, strict=True))
+        ]
+        first = [(ids[: n - new], 0, table) for ids, n, new, table in parts if n > new]
+        last = [(ids[n - new : n], n - new, table) for ids, n, new, table in parts]
+        return [support.step(part, size, True) for part in (first, last) if part]
+
+
+def kernel(library: ctypes.CDLL, case: Case, threads: int, size: int) -> Any:
+    return support.glue("decode_step").WholeStep(library, *case.model(), threads, support.fresh_memo(), size)
+
+
+def run(library: ctypes.CDLL, case: Case, threads: int, size: int = 32, poison: float = 0.0) -> list[Tensor]:
+    step = kernel(library, case, threads, size)
+    pools = step.allocate(100)
+    for pool in pools:
+        pool.fill_(poison)
+    return [step(batch, pools) for batch in case.steps(size)]
+
+
+MIXED = ((1, 1), (40, 1), (33, 2), (70, 30), (17, 17), (32, 1), (300, 1), (257, 9))
+
+
+class TestDecodeStep(KernelContract):
+    op = "decode_step"
+    cases = {
+        **{f"{s} sequences": Case(((33, 1),) * s) for s in range(1, 10)},
+        "head size 64": Case(((20, 1), (9, 9)), 192, 384, 3, 1, 64),
+        "head size 80": Case(((20, 1), (9, 9)), 160, 96, 4, 2, 80),
+        "head size 128, untied, biased": Case(((20, 1), (9, 9)), 128, 96, 2, 1, 128, tied=False, bias=True),
+        "odd widths": Case(((20, 1), (9, 9)), 75, 77, 3, 3, 32),
+        "widths off every grid": Case(((20, 1), (9, 9)), 100, 90, 6, 2, 48),
+        "one head of keys": Case(((20, 1), (9, 9)), 96, 64, 16, 1, 32),
+        "wide rows": Case(((5, 1),), 512, 1024, 8, 4, 64),
+        "mixed": Case(MIXED, 96, 200, 6, 2, 32),
+    }
+    mixed = "mixed"
+
+    def run(self, library: ctypes.CDLL, case: Any, threads: int, block_size: int = 32) -> list[Tensor]:
+        return run(library, case, threads, block_size)
+
+    def expected(self, case: Any, size: int = 32) -> list[Tensor]:
+        config, weights = case.model()
+        keys = torch.zeros(100, config.num_hidden_layers, config.num_key_value_heads, config.head_dim // 2, size, 2)
+        values = torch.zeros(100, config.num_hidden_layers, config.num_key_value_heads, size // 2, config.head_dim, 2)
+        tables = support.glue(self.op).rope_tables(config)
+        return [reference.forward_step(config, weights, batch, keys, values, *tables) for batch in case.steps(size)]
+
+    def close(self, got: Tensor, want: Tensor) -> None:
+        """bf16 activations against float32: logits within a few per cent of their spread."""
+        assert got.dtype == torch.float32
+        assert (got - want).abs().max() < 0.08 * want.std()
+        assert (got - want).pow(2).mean().sqrt() < 0.012 * want.std()
+
+    @pytest.mark.parametrize("isa", support.instruction_sets())
+    def test_no_bit_of_unused_cache_reaches_the_logits(self, isa: int) -> None:
+        library, case = support.library(self.op, PM_ISA=isa), self.cases["mixed"]
+        clean = run(library, case, 2)
+        for poison in (float("nan"), 1e30):
+            for a, b in zip(clean, run(library, case, 2, poison=poison), strict=True):
+                assert torch.equal(a, b)
+
+    def test_poisoned_scratch_memory_changes_no_bit(self) -> None:
+        for name in ("odd widths", "mixed"):
+            step = kernel(support.library(self.op), self.cases[name], 2, 32)
+            results = []
+            for fill in (0, 255):  # 255: every float and bf16 of it is NaN
+                step.scratch = torch.full((1 << 23,), fill, dtype=torch.uint8)
+                pools = step.allocate(100)
+                results.append([step(batch, pools) for batch in self.cases[name].steps(32)])
+            for a, b in zip(*results, strict=True):
+                assert torch.equal(a, b), name
+
+    def test_the_cache_holds_what_the_reference_writes(self) -> None:
+        case = self.cases["mixed"]
+        step = kernel(support.library(self.op), case, 2, 32)
+        config, weights = case.model()
+        pools, plain = step.allocate(100), [t.float() for t in step.allocate(100)]
+        for batch in case.steps(32):
+            step(batch, pools)
+            reference.forward_step(config, weights, batch, *plain, *support.glue(self.op).rope_tables(config))
+        for got, want in zip(pools, plain, strict=True):
+            torch.testing.assert_close(got.float(), want, rtol=0.05, atol=0.05)
+
+    @pytest.mark.parametrize("layout", [0, 1])
+    def test_batch_size_and_chunking_change_no_bit(self, layout: int) -> None:
+        library = support.library(self.op, {"PM_LAYOUT": layout})
+        shape = (96, 200, 6, 2, 32)
+        whole = run(library, Case(((270, 270),), *shape), 2)[-1]
+        for new in (1, 5, 64, 269):
+            assert torch.equal(run(library, Case(((270, new),), *shape), 2)[-1], whole[270 - new :]), (
+                f"last {new} apart"
+            )
+        crowd = run(library, Case(((270, 1), *MIXED), *shape), 2)[-1]
+        assert torch.equal(crowd[:1], whole[-1:])
+
+    def test_only_the_rows_asked_for_come_back_in_their_order(self) -> None:
+        case = self.cases["mixed"]
+        step = kernel(support.library(self.op), case, 2, 32)
+        pools = step.allocate(100)
+        for batch in case.steps(32):
+            every = step(batch, pools)
+        batch.logit_rows = torch.tensor([5, 0, 40])
+        assert torch.equal(step(batch, pools), every[[5, 0, 40]])
+        batch.logit_rows = torch.empty(0, dtype=torch.int64)
+        assert step(batch, pools).shape == (0, 131)
+
+    def test_fewer_layers_share_the_packed_weights(self) -> None:
+        config, weights = self.cases["mixed"].model()
+        memo, make = support.fresh_memo(), support.glue(self.op).WholeStep
+        library = support.library(self.op)
+        whole = make(library, config, weights, 2, memo)
+        fewer = make(library, SimpleNamespace(**{**vars(config), "num_hidden_layers": 1}), weights, 2, memo)
+        assert fewer.packed is whole.packed
+        batch = support.step([([7, 8], 0, [0])], 32)
+        assert not torch.equal(fewer(batch, fewer.allocate(1)), whole(batch, whole.allocate(1)))
+
+    def test_rope_scaling_follows_the_llama3_rule(self) -> None:
+        transformers = pytest.importorskip("transformers")
+        rope_init = pytest.importorskip("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS
+        config = support.model_config(64, 64, 1, 1, 64)
+        config.rope_scaling = SimpleNamespace(
+            kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=256
+        )
+        fields = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        their = transformers.LlamaConfig(
+            hidden_size=64, num_attention_heads=1, rope_theta=10000.0, max_position_embeddings=1024,
+            rope_scaling={**fields, "original_max_position_embeddings": 256},
+        )  # fmt: skip
+        frequency, _ = rope_init["llama3"](their, torch.device("cpu"))
+        cos, _ = support.glue(self.op).rope_tables(config)
+        torch.testing.assert_close(cos, torch.outer(torch.arange(1024).float(), frequency).cos(), rtol=1e-4, atol=1e-4)
+
+    def test_what_it_cannot_do_is_refused_by_name(self) -> None:
+        library, make = support.library(self.op), support.glue(self.op).WholeStep
+        config, weights = Case(()).model()
+        with pytest.raises(ValueError, match="load the model in bfloat16"):
+            make(library, config, {k: v.float() for k, v in weights.items()}, 2, support.fresh_memo())
+        with pytest.raises(ValueError, match="block size"):
+            make(library, config, weights, 2, support.fresh_memo(), 24)
+
+    def test_more_threads_than_cores_still_finish(self) -> None:
+        case = self.cases["mixed"]
+        few, many = (run(support.library(self.op, {"PM_SPIN": 200}), case, threads) for threads in (1, 7))
+        assert torch.equal(few[-1], many[-1])
+
+    def test_between_steps_no_thread_uses_the_cpu(self) -> None:
+        run(support.library(self.op), self.cases["mixed"], 2)
+        time.sleep(0.2)  # the runtime's own bounded spin ends
+        before = time.process_time()
+        time.sleep(0.5)
+        assert time.process_time() - before < 0.1
+
+    def test_on_the_demo_model_it_stays_near_float32(self, demo_model: Path) -> None:
+        weights_module = pytest.importorskip("engine.models.weights")
+        model = weights_module.load_model(demo_model, "bfloat16")
+        step = support.glue(self.op).WholeStep(support.library(self.op), model.config, model.weights, 2, model.memo)
+        batch = support.step([(IDS[:48], 0, [1, 0])], 32, every_row=True)
+        pools = step.allocate(2)
+        got = step(batch, pools)
+        want = reference.forward_step(
+            model.config, model.weights, batch, *(torch.zeros_like(p).float() for p in pools), step.cos, step.sin
+        )
+        p, q = want.log_softmax(-1), got.log_softmax(-1)
+        assert (p.exp() * (p - q)).sum(-1).mean() < 2e-3
+        sure = (want.topk(2).values @ torch.tensor([1.0, -1.0])) > 0.5
+        assert torch.equal(got.argmax(-1)[sure], want.argmax(-1)[sure])
