@@ -1,19 +1,18 @@
 """Paged KV cache bookkeeping with prefix caching. Torch-free: it deals in block numbers; the host holds the tensors.
 
-A full block is named by a keyed hash over what wrote it, the block before it and its own whole token ids; only blocks whose
-step has finished are published under their name. A block nobody refers to keeps its content until it is needed, least
-recently used first.
+A full block is named by a keyed hash over what wrote it, the block before it and its own whole token ids; only blocks
+whose step has finished are published under their name. A block nobody refers to keeps its content until it is needed,
+least recently used first.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
+from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 
 class OutOfBlocks(Exception):
@@ -53,8 +52,10 @@ class BlockManager:
     def match(self, token_ids: Sequence[int]) -> Allocation:
         """Takes the longest published prefix of `token_ids`, always leaving at least one token to compute."""
         allocation = Allocation()
-        for i in range((len(token_ids) - 1) // self.block_size):
-            name = self._name(allocation.names[-1] if allocation.names else b"", self._span(token_ids, i))
+        size = self.block_size
+        for i in range((len(token_ids) - 1) // size):
+            span = _packed(token_ids[i * size : (i + 1) * size])
+            name = self._name(allocation.names[-1] if allocation.names else b"", span)
             block = self._by_name.get(name)
             if block is None:
                 break
@@ -75,10 +76,15 @@ class BlockManager:
             self._take(block)
             allocation.blocks.append(block)
 
-    def publish(self, allocation: Allocation, token_ids: Sequence[int], written: int) -> None:
-        """Names every full block among the first `written` tokens. Call only once the step that wrote them has finished."""
-        for i in range(allocation.published, min(written, len(token_ids)) // self.block_size):
-            name = self._name(allocation.names[-1] if allocation.names else b"", self._span(token_ids, i))
+    def publish(self, allocation: Allocation, tokens: Callable[[int, int], Sequence[int]], written: int) -> None:
+        """Names every full block among the first `written` tokens. Call only once the step that wrote them has ended.
+
+        `tokens(start, stop)` gives the sequence's token ids; it is asked only for blocks that became full.
+        """
+        size = self.block_size
+        for i in range(allocation.published, written // size):
+            span = _packed(tokens(i * size, (i + 1) * size))
+            name = self._name(allocation.names[-1] if allocation.names else b"", span)
             allocation.names.append(name)
             block = allocation.blocks[i]
             if name not in self._by_name and block not in self._name_of:
@@ -91,6 +97,8 @@ class BlockManager:
             self._references[block] -= 1
             if self._references[block] == 0:
                 self._free[block] = None
+                if block not in self._name_of:  # nothing to find in it again: the first to be handed out
+                    self._free.move_to_end(block, last=False)
         allocation.blocks.clear()
         allocation.names.clear()
         allocation.published = 0
@@ -105,6 +113,7 @@ class BlockManager:
         assert counted == self._references, "reference counts are off"
         assert {b for b in range(self.total) if counted[b] == 0} == set(self._free), "the free list is off"
         assert {b: n for n, b in self._by_name.items()} == self._name_of, "names are not one to one"
+        assert all(a.published <= len(a.blocks) for a in allocations), "more is published than a sequence holds"
         for block, count in enumerate(counted):
             assert count <= 1 or block in self._name_of, "an unpublished block is shared"
 
@@ -118,11 +127,13 @@ class BlockManager:
         if name is not None:
             del self._by_name[name]
 
-    def _span(self, token_ids: Sequence[int], i: int) -> bytes:
-        return np.asarray(token_ids[i * self.block_size : (i + 1) * self.block_size], np.int64).tobytes()
-
     def _name(self, parent: bytes, span: bytes) -> bytes:
-        return hashlib.blake2b(parent + span, key=self._key, digest_size=20, person=b"kv").digest() if parent else self._first(span)
+        """160 bits over the writer, everything before the block and its own token ids."""
+        if parent:
+            return hashlib.blake2b(parent + span, key=self._key, digest_size=20, person=b"next").digest()
+        writer = len(self._writer).to_bytes(4, "little") + self._writer
+        return hashlib.blake2b(writer + span, key=self._key, digest_size=20, person=b"first").digest()
 
-    def _first(self, span: bytes) -> bytes:
-        return hashlib.blake2b(len(self._writer).to_bytes(4, "little") + self._writer + span, key=self._key, digest_size=20).digest()
+
+def _packed(token_ids: Sequence[int]) -> bytes:
+    return array("q", token_ids).tobytes()

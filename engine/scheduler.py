@@ -1,4 +1,8 @@
-"""Which sequences run in the next step, and how much of each: continuous batching with chunked prefill. Torch-free."""
+"""Which sequences run in the next step, and how much of each: continuous batching with chunked prefill. Torch-free.
+
+First come, first served: a sequence is admitted with blocks for all its known tokens, and when decoding runs out of
+blocks the latest arrivals give theirs up and are computed again later. So the earliest arrival always proceeds.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +25,17 @@ class SchedulerConfig:
     max_batch_tokens: int = 512
     max_seqs: int = 16
     prefill_chunk: int = 512
-    policy: str = "mixed"  # mixed: decodes and prefill chunks share a step; the others keep them apart
+    # mixed: decodes and prefill chunks share a step. The others keep them apart: prefill_first decodes once nothing is
+    # left to prefill, decode_first takes turns while there is both
+    policy: str = "mixed"
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise ValueError(f"policy {self.policy!r} is not one of {', '.join(POLICIES)}")
         for name in ("max_batch_tokens", "max_seqs", "prefill_chunk"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> SchedulerConfig:
@@ -37,6 +44,8 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
+    """Tokens start..stop of one sequence in one step."""
+
     sequence: Sequence
     start: int
     stop: int
@@ -46,100 +55,118 @@ class Scheduled:
         """Whether this step reaches the sequence's last known token, so that the next one is drawn."""
         return self.stop == self.sequence.length
 
-    def step(self) -> SeqStep:
+    def step(self, block_size: int) -> SeqStep:
         s = self.sequence
-        return SeqStep(s.id, s.tokens(self.start, self.stop), self.start, s.allocation.blocks, self.samples)
+        table = s.allocation.blocks[: -(-self.stop // block_size)]
+        return SeqStep(s.id, s.tokens(self.start, self.stop), self.start, table, self.samples)
 
 
 class Scheduler:
-    """Waiting and running sequences of one lane. The newest running sequence gives way when blocks run out."""
+    """Waiting and running sequences of one lane, in order of arrival.
+
+    Paired verbs: `add`/`remove`, `schedule`/`finished`.
+    """
 
     def __init__(self, config: SchedulerConfig, blocks: BlockManager) -> None:
         self.config, self.blocks = config, blocks
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self._arrivals = 0
+        self._decoded_last = False
 
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def schedule(self) -> list[Scheduled]:
-        """The next step, decodes before prefills; every sequence in it has blocks for its new tokens."""
-        self._admit()
-        prefilling = [s for s in self.running if s.length - s.computed > 1]
-        budget = self.config.max_batch_tokens
-        plan: list[Scheduled] = []
-        if not (self.config.policy == "prefill_first" and prefilling):
-            budget = self._add_decodes(plan, budget)
-        if not (self.config.policy == "decode_first" and plan):
-            self._add_prefills(plan, budget)
-        return plan
+    def add(self, sequence: Sequence) -> None:
+        """Queues a sequence, of which nothing is computed. It must fit into the pool by itself."""
+        self._arrivals += 1
+        sequence.arrival, sequence.computed = self._arrivals, 0
+        self.waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Takes a finished or aborted sequence out and gives its blocks back."""
-        if sequence in self.running:
-            self.running.remove(sequence)
-        elif sequence in self.waiting:
-            self.waiting.remove(sequence)
+        (self.running if sequence in self.running else self.waiting).remove(sequence)
         self.blocks.release(sequence.allocation)
 
-    def preempt(self, sequence: Sequence) -> None:
-        """Puts a running sequence back to the head of the queue; its prompt and output are computed again later."""
-        self.running.remove(sequence)
-        self.blocks.release(sequence.allocation)
-        sequence.computed = 0
-        self.waiting.appendleft(sequence)
-        self.preemptions += 1
+    def schedule(self) -> list[Scheduled]:
+        """The next step. Every sequence in it has blocks for its new tokens; empty only when there is no work."""
+        self._admit()
+        plan: list[Scheduled] = []
+        policy = self.config.policy
+        first, second = self._add_decodes, self._add_prefills
+        if policy == "prefill_first" or (policy == "decode_first" and self._decoded_last):
+            first, second = second, first
+        first(plan)
+        if policy == "mixed" or not plan:
+            second(plan)
+        self._decoded_last = bool(plan) and plan[0].start + 1 == plan[0].stop
+        return plan
+
+    def finished(self, plan: list[Scheduled]) -> None:
+        """The step has run: what it wrote may be found by others."""
+        for p in plan:
+            p.sequence.computed = p.stop
+            self.blocks.publish(p.sequence.allocation, p.sequence.tokens, p.stop)
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.config.max_seqs:
             sequence = self.waiting[0]
-            known = sequence.tokens(0, sequence.length)
-            allocation = self.blocks.match(known)
+            allocation = self.blocks.match(sequence.tokens(0, sequence.length))
             cached = len(allocation.blocks) * self.blocks.block_size
-            first = min(sequence.length, cached + self.config.prefill_chunk)
-            # one spare block a running sequence, so that admitting does not at once pre-empt
-            spare = len(self.running) if self.running else 0
-            wanted = -(-first // self.blocks.block_size) - len(allocation.blocks)
-            if wanted + spare > self.blocks.available and self.running:
+            missing = -(-sequence.length // self.blocks.block_size) - len(allocation.blocks)
+            # a block to spare for each running sequence, so that admitting does not at once pre-empt
+            if self.running and missing + len(self.running) > self.blocks.available:
                 self.blocks.release(allocation)
                 return
+            self.blocks.extend(allocation, sequence.length)
             self.waiting.popleft()
             sequence.allocation, sequence.computed = allocation, cached
             if not sequence.admitted:
                 sequence.cached_tokens, sequence.admitted = cached, True
             self.running.append(sequence)
+            self.running.sort(key=lambda s: s.arrival)
 
-    def _add_decodes(self, plan: list[Scheduled], budget: int) -> int:
+    def _add_decodes(self, plan: list[Scheduled]) -> None:
+        budget = self._budget(plan)
         for sequence in [s for s in self.running if s.length - s.computed == 1]:
-            if budget and sequence in self.running and self._make_room(sequence, sequence.length, plan):
+            if budget == 0:
+                return
+            if sequence in self.running and self._make_room(sequence, plan):
                 plan.append(Scheduled(sequence, sequence.computed, sequence.length))
                 budget -= 1
-        return budget
 
-    def _add_prefills(self, plan: list[Scheduled], budget: int) -> None:
+    def _add_prefills(self, plan: list[Scheduled]) -> None:
+        budget = self._budget(plan)
         for sequence in [s for s in self.running if s.length - s.computed > 1]:
             count = min(sequence.length - sequence.computed, budget, self.config.prefill_chunk)
-            if count <= 0 or sequence not in self.running:
-                continue
-            if self._make_room(sequence, sequence.computed + count, plan):
-                plan.append(Scheduled(sequence, sequence.computed, sequence.computed + count))
-                budget -= count
+            if count == 0:
+                return
+            plan.append(Scheduled(sequence, sequence.computed, sequence.computed + count))
+            budget -= count
 
-    def _make_room(self, sequence: Sequence, tokens: int, plan: list[Scheduled]) -> bool:
-        """Extends the sequence's blocks, pre-empting newer ones that are not in this step yet. False when it must wait."""
+    def _budget(self, plan: list[Scheduled]) -> int:
+        return self.config.max_batch_tokens - sum(p.stop - p.start for p in plan)
+
+    def _make_room(self, sequence: Sequence, plan: list[Scheduled]) -> bool:
+        """Blocks up to the sequence's next token, pre-empting later arrivals. False when it gave way itself."""
         planned = {p.sequence.id for p in plan}
         while True:
             try:
-                self.blocks.extend(sequence.allocation, tokens)
+                self.blocks.extend(sequence.allocation, sequence.length)
                 return True
             except OutOfBlocks:
-                victims = [s for s in self.running if s.id not in planned and s is not sequence]
-                if victims:
-                    self.preempt(victims[-1])
-                    continue
-                if not planned:
-                    raise
-                self.preempt(sequence)
-                return False
+                last = max((s for s in self.running if s.id not in planned), key=lambda s: s.arrival)
+                self._preempt(last)
+                if last is sequence:
+                    return False
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Puts a running sequence back into the queue, in order of arrival; its tokens are computed again later."""
+        self.running.remove(sequence)
+        self.blocks.release(sequence.allocation)
+        sequence.computed = 0
+        place = next((i for i, s in enumerate(self.waiting) if s.arrival > sequence.arrival), len(self.waiting))
+        self.waiting.insert(place, sequence)
+        self.preemptions += 1

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from engine.kv_cache import Allocation
 from engine.wire import SampleRow
+
+LIMITS = (
+    ("temperature", 0, 2),
+    ("top_p", 0, 1),
+    ("min_p", 0, 1),
+    ("top_k", -1, 1 << 31),
+    ("presence_penalty", -2, 2),
+    ("frequency_penalty", -2, 2),
+    ("repetition_penalty", 0.01, 100),
+    ("min_tokens", 0, 1 << 31),
+)
 
 
 class InvalidRequest(ValueError):
@@ -24,29 +34,20 @@ class SamplingParams:
 
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = 0
+    top_k: int = 0  # 0 and -1 are off
     min_p: float = 0.0
     seed: int = 0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = field(default_factory=dict)
-    logprobs: int = -1
+    logprobs: int = -1  # alternatives to return; -1 is none, 0 the chosen token's only
     ignore_eos: bool = False
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("temperature", 0, 2),
-            ("top_p", 0, 1),
-            ("min_p", 0, 1),
-            ("top_k", -1, 1 << 31),
-            ("presence_penalty", -2, 2),
-            ("frequency_penalty", -2, 2),
-            ("repetition_penalty", 0.01, 100),
-            ("min_tokens", 0, 1 << 31),
-        ):
+        for name, low, high in LIMITS:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise InvalidRequest(f"{name} must lie between {low} and {high}, not {value}", name)
@@ -67,7 +68,10 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One generated token, or the end of a request that yields none (`token_id` -1). `version` is the artefact that ran."""
+    """One generated token, or the end of a request that yields none (`token_id` -1).
+
+    `version` is the hash of the artefact that ran.
+    """
 
     request_id: int
     token_id: int
@@ -79,7 +83,7 @@ class TokenEvent:
     error: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
     """A request in flight. `computed` counts tokens whose keys and values are in the cache."""
 
@@ -89,6 +93,8 @@ class Sequence:
     computed: int = 0
     cached_tokens: int = 0
     admitted: bool = False
+    arrival: int = 0  # order within its scheduler; the lower goes first
+    restarts: int = 0  # engine hosts that ended while it ran
 
     @property
     def id(self) -> int:
@@ -107,11 +113,8 @@ class Sequence:
         return prompt[start:stop] + (self.output[: stop - n] if stop > n else [])
 
     def sample_row(self) -> SampleRow:
-        s = self.request.sampling
-        n = len(self.output)
-        banned = [*self.request.eos_ids, *s.stop_token_ids] if n < s.min_tokens else []
-        history = (np.asarray(self.request.prompt_ids, np.int32).tobytes(), np.asarray(self.output, np.int32).tobytes())
-        prompt_ids, output_ids = history if s.penalised else (b"", b"")
+        s, n = self.request.sampling, len(self.output)
+        penalised = s.penalised
         return SampleRow(
             temperature=s.temperature,
             top_p=s.top_p,
@@ -123,15 +126,19 @@ class Sequence:
             repetition_penalty=s.repetition_penalty,
             presence_penalty=s.presence_penalty,
             frequency_penalty=s.frequency_penalty,
-            prompt_ids=prompt_ids,
-            output_ids=output_ids,
+            prompt_ids=array("i", self.request.prompt_ids).tobytes() if penalised else b"",
+            output_ids=array("i", self.output).tobytes() if penalised else b"",
             logit_bias=s.logit_bias,
-            banned=banned,
+            banned=[*self.request.eos_ids, *s.stop_token_ids] if n < s.min_tokens else [],
         )
 
-    def finish_reason(self, token: int, max_context: int) -> str | None:
-        """Why `token`, just appended, ends the sequence, or None."""
+    def finish_reason(self, token: int, limit: int) -> str | None:
+        """Why `token`, just appended, ends the sequence, or None. `limit` is in tokens, prompt included."""
         s = self.request.sampling
-        if len(self.output) >= s.min_tokens and (token in s.stop_token_ids or (not s.ignore_eos and token in self.request.eos_ids)):
+        if len(self.output) >= s.min_tokens and self.stops(token):
             return "stop"
-        return "length" if len(self.output) >= self.request.max_tokens or self.length >= max_context else None
+        return "length" if len(self.output) >= self.request.max_tokens or self.length >= limit else None
+
+    def stops(self, token: int) -> bool:
+        s = self.request.sampling
+        return token in s.stop_token_ids or (not s.ignore_eos and token in self.request.eos_ids)
