@@ -43,7 +43,7 @@ class NoiseFloor:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`done`: stop measuring; `state` is None until then. `estimate` holds at all looks together: one may stop at any."""
+    """`done`: stop measuring; `state` is None until then. `estimate` holds at all looks together."""
 
     done: bool
     state: State | None
@@ -96,7 +96,7 @@ def decide(
     """Whether the pairs so far settle that the candidate is faster by more than `margin`.
 
     The allowed error is split evenly over the looks, so the chance of keeping a candidate that is no faster than
-    `margin` stays under `error / 2` however often one looks. Settled: KEEP (the interval lies above) or DISCARD (below).
+    `margin` stays under `error / 2` however often one looks. Settled: KEEP (interval above) or DISCARD (below).
     At the last look: MARGINAL (faster than 1 for sure, by more than `margin` not), otherwise RETEST.
     """
     n = len(ratios)
