@@ -26,7 +26,7 @@ STYLES = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server to measure. `url` is with or without a trailing /v1. The key is in no log or error."""
+    """A server to measure. `url` is with or without a trailing /v1. The key is in no error or log."""
 
     url: str
     model: str

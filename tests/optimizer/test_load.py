@@ -246,7 +246,7 @@ def test_a_server_that_is_not_there_is_a_clear_error_and_a_failed_warm_up_stops(
         target = Target("http://127.0.0.1:1", "demo")
         result = await closed_loop(target, ask(0), 1)
         assert "http://127.0.0.1:1 cannot be reached" in result.requests[0].error and result.requests[0].status == 0
-        with pytest.raises(HttpError, match="A warm-up request failed: http:.* cannot be reached"):
+        with pytest.raises(HttpError, match=r"A warm-up request failed: http:.* cannot be reached"):
             await closed_loop(target, ask(0), 1, ask(0))
 
     asyncio.run(main())
