@@ -1,7 +1,7 @@
-"""What an agent is and what it sees. An agent writes programs for one focus; the search measures them and tells the agents.
+"""What an agent is and what it sees. An agent writes programs for one focus; the search measures them and tells all agents.
 
-Agents hold no clock, no files and no torch. What they propose depends on the view, on what they were told and on the seed
-alone, so that a run can be repeated, and a resumed run (told everything again) goes on where it stopped.
+Agents hold no clock, no files and no torch. What they propose depends on the view, on what they were told and on the
+seed alone, so that a run can be repeated, and a resumed run (told everything again) goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TYPICAL: Mapping[str, Mapping[str, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The device as agents know it. `ceilings` are measured: `read_gbs`, `gemm_bf16_flops`, ... (see kernels/ceilings.py)."""
+    """The device as agents know it. `ceilings` are what was measured on it: `read_gbs`, `gemm_bf16_flops` and so on."""
 
     threads: int = 1
     features: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class SearchView:
     config: Mapping[str, Any] = field(default_factory=dict)  # fields of ModelConfig
     dtype: str = "bfloat16"  # what the endpoint is served in
     machine: Machine = field(default_factory=Machine)
-    profile: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # phase -> operator -> share of the baseline's step
+    profile: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # phase -> operator -> share of a step
     step_s: Mapping[str, float] = field(default_factory=dict)  # phase -> seconds of the baseline's step
     prefill_share: float = 0.1  # of the baseline's time on this traffic
     concurrency: int = 4
@@ -58,7 +58,7 @@ class SearchView:
     seed: int = 0
 
     def share(self, operator: str, phase: str | None = None) -> float:
-        """The operator's share of the baseline's time in `phase`, or on the traffic as a whole. Never 0 for want of a figure."""
+        """The operator's share of the baseline's time in `phase`, or on the traffic as a whole."""
         if phase is None:
             p = self.prefill_share
             return p * self.share(operator, "prefill") + (1 - p) * self.share(operator, "decode")
@@ -66,12 +66,12 @@ class SearchView:
 
 
 class Agent(Protocol):
-    """`propose` returns the program it thinks best to try next, never one that was proposed before, or None when it has none."""
-
     name: str
     focus: str
 
-    def propose(self, view: SearchView) -> Proposal | None: ...
+    def propose(self, view: SearchView) -> Proposal | None:
+        """The program it thinks best to try next, never one that was proposed before; None when it has none."""
+        ...
 
     def told(self, candidate: Candidate, experiment: Experiment) -> None:
         """A result of any agent's candidate. May be told again after a resume: the same result twice counts once."""

@@ -1,0 +1,29 @@
+"""Cache: how keys and values lie in memory, and how they are written and gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from optimizer.agents.base import SearchView
+from optimizer.agents.focused import FocusAgent
+from optimizer.agents.programs.program import Program
+
+BLOCK_SIZES = (64, 16, 32, 128)
+
+
+class CacheAgent(FocusAgent):
+    name = focus = "cache"
+    ideas = (("joint_kv",), ("index_select",), ("head_major",))
+    turns = ("explore", "explore", "combine", "tune")
+
+    def tune(self, view: SearchView) -> Iterator[Program]:
+        """Block sizes of the best program and of the baseline's layout."""
+        for base in (self.memory.best(), Program()):
+            now = base.settings.get("block_size", 32 if {"paged_attention", "decode_step"} & set(base.kernels) else 16)
+            span = base.parameters.get("PM_SPAN", 256)
+            yield from (base.plus(block_size=size) for size in BLOCK_SIZES if size != now and span % size == 0)
+
+    def reason(self, name: str, value: object, program: Program) -> str:
+        if name == "block_size":
+            return f"Blocks of {value} tokens: longer ones are fewer pieces to gather, shorter ones waste less of the pool."
+        return super().reason(name, value, program)

@@ -1,0 +1,199 @@
+"""An agent with one focus: it tries its ideas, builds the best of all foci together, and tunes what has won.
+
+Its proposals come from three streams, taken in turn: *explore* (an idea of its own that nobody tried), *combine* (the
+best program found so far with its best idea put in) and *tune* (parameters and settings of the best program). When one
+stream has nothing new, the next is taken. The order within a stream is by expected speed: shares of the baseline's
+time, gains expected of the parts, and what was measured of them since.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from engine.artifacts import source_hash
+from kernels import registry
+from optimizer.agents.base import SearchView
+from optimizer.agents.memory import Memory
+from optimizer.agents.programs.edit import Part, parts
+from optimizer.agents.programs.program import Program
+from optimizer.agents.words import figures
+from optimizer.records import Candidate, Experiment, Proposal
+
+NEEDS_COMPILER = frozenset({"cpp", "compile"})
+TURNS = ("explore", "explore", "combine", "explore", "tune")
+WORTH_KEEPING = 1.01  # a part joins a combination when it is expected to bring at least this
+
+
+class FocusAgent:
+    """Base of the agents. A subclass names its focus and its ideas; `ideas` are lists of parts tried together."""
+
+    name: str
+    focus: str
+    ideas: tuple[tuple[str, ...], ...]
+    turns: tuple[str, ...] = TURNS
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed, self.memory = seed, Memory()
+        self._made: dict[str, str] = {}  # name -> source hash of what this agent proposed
+        self._count = 0
+
+    def propose(self, view: SearchView) -> Proposal | None:
+        first = self.turns[self._count % len(self.turns)]
+        order = [first, *(s for s in ("explore", "combine", "tune") if s != first)]
+        streams = {"explore": self.explore, "combine": self.combine, "tune": self.tune}
+        for stream in order:
+            for program in streams[stream](view):
+                proposal = self._new(program, view, same_source=stream == "tune")
+                if proposal is not None:
+                    self._count += 1
+                    return proposal
+        return None
+
+    def told(self, candidate: Candidate, experiment: Experiment) -> None:
+        self.memory.learn(candidate, experiment)
+        if candidate.agent == self.name and candidate.name not in self._made:  # proposed before a resume
+            self._made[candidate.name] = candidate.source_hash
+            self._count += 1
+
+    def limits(self, view: SearchView) -> list[str]:
+        off = [part for idea in self.ideas for part in self._parts_of(idea) if self._obstacle(part, view)]
+        reasons: dict[str, list[str]] = {}
+        for part in {p.name: p for p in off}.values():
+            reasons.setdefault(self._obstacle(part, view), []).append(part.name)
+        return [f"{self.name}: {', '.join(names)} cannot be tried, because {why}." for why, names in reasons.items()]
+
+    # the three streams, best first
+
+    def explore(self, view: SearchView) -> Iterator[Program]:
+        """The agent's ideas, each by itself on the baseline."""
+        yield from self._by_worth((Program.of(idea) for idea in self.ideas), view)
+
+    def combine(self, view: SearchView) -> Iterator[Program]:
+        """The agent's ideas put into the best program that has room for them, with what others found."""
+        union = self.union(view)
+        bases = [union, self.memory.best(), self.memory.best(kernels=False)]
+        programs = [union] if union.parts else []
+        for idea in self.ideas:
+            having_room = (b for b in bases if b.parts and b.fits(*idea) and not set(idea) <= set(b.parts))
+            programs += [base.plus(*idea) for base in having_room]
+        yield from self._by_worth(programs, view)
+
+    def tune(self, view: SearchView) -> Iterator[Program]:
+        """Neighbours of the best program that carries a kernel: one parameter changed."""
+        best = self.memory.best()
+        yield from self._shuffled(self._neighbours(best), "tune", best.name)
+
+    def union(self, view: SearchView) -> Program:
+        """Greedy crossover: of all parts tried by anyone, the ones worth most that fit together."""
+        tried = {name for program in self.memory.speeds for name in program.parts if name not in self._whole()}
+        usable = sorted(name for name in tried if not self._obstacle(parts()[name], view))
+        program = Program()
+        while True:
+            options = [program.plus(n) for n in usable if n not in program.parts and program.fits(n)]
+            here = self.memory.expect(program, view)
+            best = max(options, key=lambda p: (self.memory.expect(p, view), p.name), default=program)
+            if self.memory.expect(best, view) < here * WORTH_KEEPING:
+                return program
+            program = best
+
+    # making proposals
+
+    def _new(self, program: Program, view: SearchView, *, same_source: bool) -> Proposal | None:
+        """The program as a proposal, or None when it was proposed before or cannot run here."""
+        if program.name in self._made or program.name in view.proposed or program in self.memory.failed:
+            return None
+        if program in self.memory.speeds or not (program.parts or program.values):
+            return None
+        if any(self._obstacle(part, view) for part in program.chosen):
+            return None
+        files = program.files()
+        source = source_hash(files, program.settings)
+        if not same_source and (source in view.tried or source in self.memory.sources or source in self._made.values()):
+            return None
+        self._made[program.name] = source
+        return Proposal(
+            id=f"{self.name}-{hashlib.sha256(program.name.encode()).hexdigest()[:12]}",
+            agent=self.name,
+            focus=self.focus,
+            name=program.name,
+            hypothesis=self.hypothesis(program, view),
+            mechanism=program.mechanism,
+            files=files,
+            settings=program.settings,
+            precision="same",
+            parent=view.incumbent.artifact_hash if view.incumbent and self._derived(program, view) else "",
+        )
+
+    def hypothesis(self, program: Program, view: SearchView) -> str:
+        """Why this program should be faster, with the figures that say so."""
+        named = figures(view)
+        mine = {n for idea in self.ideas for n in idea}
+        chosen = sorted(program.chosen, key=lambda p: (p.name not in mine, -self._promise(p, view)))
+        reasons = [part.why.format(**named) for part in chosen[:1]]
+        if len(chosen) > 1:
+            reasons.append(f"Together with {', '.join(p.name for p in chosen[1:])}.")
+        reasons += [self.reason(k, v, program) for k, v in program.values]
+        expected = self.memory.expect(program, view)
+        return " ".join([*reasons, f"Expected {expected:.2f}x the baseline."])
+
+    def reason(self, name: str, value: Any, program: Program) -> str:
+        """Why this parameter or setting."""
+        for kernel in program.kernels:
+            for parameter in registry.load(kernel).params:
+                if parameter.name == name:
+                    return f"{name} = {value} instead of {parameter.default}: {parameter.why}."
+        return f"{name} = {value}."
+
+    def _neighbours(self, program: Program) -> list[Program]:
+        changed = []
+        for kernel in program.kernels:
+            op = registry.load(kernel)
+            here = {k: v for k, v in program.parameters.items() if k in op.defaults()}
+            for parameter in op.params:
+                for value in parameter.values:
+                    if value != op.resolve(here)[parameter.name] and op.allows({**here, parameter.name: value}):
+                        changed.append(program.plus(**{parameter.name: value}))
+        return changed
+
+    def _by_worth(self, programs: Iterable[Program], view: SearchView) -> list[Program]:
+        """Without repeats, best expected speed first."""
+        return sorted(dict.fromkeys(programs), key=lambda p: (-self.memory.expect(p, view), p.name))
+
+    def _shuffled(self, programs: list[Program], *salt: str) -> list[Program]:
+        """In an order that depends on the seed and `salt` alone."""
+        rng = random.Random("|".join((str(self.seed), self.name, *salt)))
+        ordered = sorted(dict.fromkeys(programs), key=lambda p: p.name)
+        rng.shuffle(ordered)
+        return ordered
+
+    def _promise(self, part: Part, view: SearchView) -> float:
+        return self.memory.expect(Program.of([part.name]), view)
+
+    def _derived(self, program: Program, view: SearchView) -> bool:
+        parent = set(view.incumbent.name.partition(" (")[0].split(" + ")) if view.incumbent else set()
+        return bool(parent & set(program.parts))
+
+    def _parts_of(self, idea: Iterable[str]) -> list[Part]:
+        return Program.of(idea).chosen
+
+    @staticmethod
+    def _whole() -> set[str]:
+        """Parts that leave no room for others."""
+        return {name for name, part in parts().items() if any(not old for old, _ in part.hunks)}
+
+    @staticmethod
+    def _obstacle(part: Part, view: SearchView) -> str:
+        """Why the part cannot run on this machine or model, or ""."""
+        if part.mechanism in NEEDS_COMPILER and not view.machine.has_compiler:
+            return "there is no C++ compiler (install g++ or set CXX)"
+        if part.dtypes and view.dtype not in part.dtypes:
+            return f"they work in {' or '.join(sorted(part.dtypes))} and the endpoint is served in {view.dtype}"
+        wrong = [field for field in sorted(part.unless) if view.config.get(field)]
+        if wrong:
+            return f"they do not serve models with {', '.join(wrong)}"
+        if part.kernel and int(view.config.get("head_dim", 16)) % 16:
+            return "the kernels need a head size that is a multiple of 16"
+        return ""

@@ -1,0 +1,81 @@
+"""What an agent knows of programs: measured speeds, and from them what a program not yet tried may bring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from optimizer.agents.base import OPERATORS, SearchView
+from optimizer.agents.programs.edit import parts
+from optimizer.agents.programs.program import Program, ProgramError
+from optimizer.records import MEASURED, Candidate, Experiment, State
+
+KEEP = 0.5  # of the surprise of a program falls to each part that is new in it
+
+
+@dataclass
+class Memory:
+    """Speeds over the baseline by program. A higher tier replaces a lower one; the same result twice counts once."""
+
+    speeds: dict[Program, float] = field(default_factory=dict)
+    tiers: dict[Program, int] = field(default_factory=dict)
+    failed: set[Program] = field(default_factory=set)
+    sources: set[str] = field(default_factory=set)
+
+    def learn(self, candidate: Candidate, experiment: Experiment) -> None:
+        self.sources.add(candidate.source_hash)
+        try:
+            program = Program.parse(candidate.name)
+        except ProgramError:
+            return  # another hand's program: its source is known, its parts are not
+        if experiment.state is State.FAILED:
+            self.failed.add(program)
+        elif experiment.state in MEASURED and experiment.ratio and experiment.tier >= self.tiers.get(program, 0):
+            self.speeds[program], self.tiers[program] = experiment.ratio, experiment.tier
+
+    def best(self, kernels: bool | None = None) -> Program:
+        """The fastest program that did not fail, the baseline when none is faster; `kernels`: only with, or without."""
+        found = [
+            (speed, program.name, program)
+            for program, speed in self.speeds.items()
+            if program not in self.failed and (kernels is None or bool(program.kernels) == kernels)
+        ]
+        speed, _, program = max(found, default=(1.0, "", Program()))
+        return program if speed > 1.0 else Program()
+
+    def speed(self, program: Program) -> float:
+        return self.speeds.get(program, 1.0)
+
+    def expect(self, program: Program, view: SearchView) -> float:
+        """Speed over the baseline: from a measured program that it contains, by what is known of the parts it adds."""
+        if program in self.speeds:
+            return self.speeds[program]
+        known = [p for p in self.speeds if set(p.parts) <= set(program.parts) and p not in self.failed]
+        base = max(known, key=lambda p: (len(p.parts), self.speeds[p], p.name), default=Program())
+        ratio = amdahl(program, view) / amdahl(base, view)
+        for name in set(program.parts) - set(base.parts):
+            ratio *= self.surprise(name, view)
+        return self.speed(base) * ratio
+
+    def surprise(self, name: str, view: SearchView) -> float:
+        """How far the part did better than expected where it was tried, 1 when it was not."""
+        factor = 1.0
+        for program in self.speeds:
+            if name not in program.parts:
+                continue
+            rest = Program.of(p for p in program.parts if p != name and name not in parts()[p].needs)
+            if rest in self.speeds or not rest.parts:
+                expected = self.speed(rest) * amdahl(program, view) / amdahl(rest, view)
+                factor = (self.speeds[program] / expected) ** KEEP
+        return factor
+
+
+def amdahl(program: Program, view: SearchView) -> float:
+    """The speed over the baseline that the parts' own gains promise, by each operator's share of its time."""
+    left = 0.0
+    for operator in OPERATORS:
+        gain = 1.0
+        for part in program.chosen:
+            gain *= part.gains.get(operator, 1.0)
+        left += view.share(operator) / gain
+    rest = max(0.0, 1.0 - sum(view.share(operator) for operator in OPERATORS))
+    return 1.0 / max(left + rest, 1e-3)
