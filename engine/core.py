@@ -165,7 +165,8 @@ class Engine:
             sequence.restarts += sequence.admitted
             sequence.allocation = Allocation()  # the blocks went with the host
             if sequence.restarts > MAX_RESTARTS:
-                self._lose(sequence, "the engine ended twice while it ran this request; send it again")
+                reason = "the engine ended twice while it ran this request; send it again"
+                self._lose(sequence, reason, "engine_restarted")
             else:
                 self._move(sequence, fresh)
         return self._take_events()
@@ -177,16 +178,16 @@ class Engine:
             self._current = None
             for p in plan:
                 lane.remove(p.sequence)
-                self._lose(p.sequence, reason)
+                self._lose(p.sequence, reason, "engine_failed")
         return self._take_events()
 
-    def fail_all(self, reason: str) -> list[TokenEvent]:
+    def fail_all(self, reason: str, code: str = "engine_restarted") -> list[TokenEvent]:
         """Ends every request with an error event, for when the host cannot be restarted."""
         self._current = None
         for lane in self.lanes:
             for sequence in list(lane.sequences.values()):
                 lane.remove(sequence)
-                self._lose(sequence, reason)
+                self._lose(sequence, reason, code)
         return self._take_events()
 
     def stats(self) -> dict[str, float]:
@@ -275,10 +276,13 @@ class Engine:
         if sequence.length < lane.limit:
             lane.add(sequence)
         else:
-            self._lose(sequence, f"the new version's KV cache holds {lane.limit} tokens, fewer than this request needs")
+            reason = f"the new version's KV cache holds {lane.limit} tokens, fewer than this request needs"
+            self._lose(sequence, reason, "engine_failed")
 
-    def _lose(self, sequence: Sequence, reason: str) -> None:
-        self._events.append(TokenEvent(sequence.id, -1, self.artifact.hash, finish_reason="error", error=reason))
+    def _lose(self, sequence: Sequence, reason: str, code: str) -> None:
+        version = self.artifact.hash
+        event = TokenEvent(sequence.id, -1, version, finish_reason="error", error=reason, error_code=code)
+        self._events.append(event)
 
     def _take_events(self) -> list[TokenEvent]:
         """What happened since last asked. Tokens of a lane that ran survive the failure of the next lane's step."""

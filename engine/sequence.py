@@ -81,6 +81,7 @@ class TokenEvent:
     finish_reason: str | None = None  # stop | length | abort | error
     cached_tokens: int = 0
     error: str = ""
+    error_code: str = ""  # engine_failed: the step was refused; engine_restarted: it may well work when sent again
 
 
 @dataclass(slots=True, eq=False)
