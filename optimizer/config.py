@@ -111,7 +111,7 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How a run's time is shared. Verification and the final measurement are set aside first: never eaten by a search."""
+    """How a run's time is shared. Verification and the final measurement are set aside before the search begins."""
 
     total_s: float
 

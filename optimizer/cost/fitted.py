@@ -1,0 +1,64 @@
+"""The cost model: a roofline prior for each kind of idea, corrected by what was measured in this run."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from optimizer.cost.roofline import Workload
+from optimizer.records import MEASURED, Estimate, Experiment
+
+# which operators an idea of a focus can bring towards their floor
+REACH: Mapping[str, tuple[str, ...]] = {
+    "attention": ("attention", "cache"),
+    "cache": ("cache", "attention"),
+    "projections": ("projections", "head", "pointwise"),
+    "scheduling": (),
+}
+# share of the distance to the floor that a mechanism usually covers, before anything was measured
+COVERS: Mapping[str, float] = {"python": 0.25, "compile": 0.35, "cpp": 0.6, "settings": 0.0}
+PRIOR_SD, NOISE_SD = 0.25, 0.12  # of log ratios
+Z80 = 1.2816
+
+
+@dataclass
+class CostModel:
+    """Predicts the speed-up over the baseline on the endpoint's traffic. `learn` from tier 1 or 2, most recent last."""
+
+    work: Workload
+    floors: Mapping[str, Mapping[str, float]]
+    measured_ceilings: bool = True
+    _seen: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def predict(self, artifact_hash: str, focus: str, mechanism: str, combines: bool = False) -> Estimate:
+        """`combines`: the candidate starts from another's source, so it may reach every operator."""
+        reach = tuple(self._all()) if combines or mechanism in ("cpp", "compile") else REACH.get(focus, ())
+        bound = self.bound(tuple(self._all()))
+        prior = math.log(self.bound(reach, COVERS.get(mechanism, 0.25)))
+        seen = self._seen[focus, mechanism]
+        precision = 1 / PRIOR_SD**2 + len(seen) / NOISE_SD**2
+        mean = (prior / PRIOR_SD**2 + sum(seen) / NOISE_SD**2) / precision
+        spread = Z80 * math.sqrt(1 / precision + NOISE_SD**2)
+        provenance = "fitted" if len(seen) > 1 else "roofline" if self.measured_ceilings else "unvalidated"
+        low, mid, high = (min(math.exp(mean + d), bound) for d in (-spread, 0.0, spread))
+        detail = {"bound": bound, "roofline": math.exp(prior), "seen": float(len(seen))}
+        return Estimate(artifact_hash, mid, low, high, provenance, detail)
+
+    def learn(self, focus: str, mechanism: str, experiment: Experiment) -> None:
+        if experiment.state in MEASURED and experiment.ratio and experiment.ratio > 0:
+            self._seen[focus, mechanism].append(math.log(experiment.ratio))
+
+    def bound(self, operators: tuple[str, ...], covers: float = 1.0) -> float:
+        """The speed-up when `operators` cover that share of their distance to the floor."""
+        before = self.work.request_s(self.work.step_s)
+        saved = 0.0
+        for phase, steps in self.work.weights().items():
+            for op in operators:
+                now = self.work.operators.get(phase, {}).get(op, 0.0)
+                saved += steps * covers * max(0.0, now - self.floors[phase].get(op, 0.0))
+        return before / max(before - saved, 0.05 * before)
+
+    def _all(self) -> list[str]:
+        return sorted({op for parts in self.work.operators.values() for op in parts})

@@ -1,0 +1,103 @@
+"""The physical floor of a step on this machine: bytes over measured bandwidth or operations over measured rate.
+
+Ceilings are measured (`kernels.ceilings`); a kind that was not measured takes a cautious default, and says so in the
+estimate's provenance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.models.config import ModelConfig
+
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+DEFAULTS = {"read_gbs": 10.0, "copy_gbs": 6.0, "gemm_bf16_flops": 5e10, "gemm_f32_flops": 5e10}
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Rates in bytes and operations a second."""
+
+    read: float
+    copy: float
+    gemm: float
+    measured: bool
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any], dtype: str) -> Ceilings:
+        gemm_name = "gemm_f32_flops" if dtype == "float32" else "gemm_bf16_flops"
+        values = {name: _best(found.get(name)) for name in ("read_gbs", "copy_gbs", gemm_name)}
+        measured = all(values.values())
+        get = {name: value or DEFAULTS[name] for name, value in values.items()}
+        return cls(get["read_gbs"] * 1e9, get["copy_gbs"] * 1e9, get[gemm_name], measured)
+
+
+def _best(value: Any) -> float:
+    """A ceiling may be one number or a number for each size: the best of them is the ceiling."""
+    if isinstance(value, Mapping):
+        return max((_best(v) for v in value.values()), default=0.0)
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What the traffic asks of one engine and what the baseline takes for it. Seconds are of one step at all layers."""
+
+    concurrency: int
+    isl: float
+    osl: float
+    prefill_tokens: int  # of the prefill step that was measured
+    step_s: Mapping[str, float] = field(default_factory=dict)  # phase -> seconds
+    operators: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # phase -> operator -> seconds
+
+    @property
+    def context(self) -> float:
+        return self.isl + self.osl / 2
+
+    def weights(self) -> dict[str, float]:
+        """Steps of each phase for one answered request, with `concurrency` requests sharing a decode step."""
+        return {"prefill": self.isl / self.prefill_tokens, "decode": self.osl / self.concurrency}
+
+    def request_s(self, step_s: Mapping[str, float]) -> float:
+        return sum(n * step_s[phase] for phase, n in self.weights().items())
+
+    @property
+    def prefill_share(self) -> float:
+        total = self.request_s(self.step_s)
+        return self.weights()["prefill"] * self.step_s["prefill"] / total if total else 0.1
+
+
+def layer_weights(config: ModelConfig) -> int:
+    """Numbers in one layer's matrices."""
+    q, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    return config.hidden_size * (2 * q + 2 * kv + 3 * config.intermediate_size)
+
+
+def step_bytes(config: ModelConfig, dtype: str, layers: int = 0) -> int:
+    """Weight bytes that every step must read: the layers' matrices and the head."""
+    count = (layers or config.num_hidden_layers) * layer_weights(config) + config.vocab_size * config.hidden_size
+    return count * DTYPE_BYTES[dtype]
+
+
+def floors(config: ModelConfig, dtype: str, ceilings: Ceilings, work: Workload) -> dict[str, dict[str, float]]:
+    """phase -> operator -> seconds below which no step of the declared precision can go."""
+    size, layers = DTYPE_BYTES[dtype], config.num_hidden_layers
+    kv_token = 2 * config.num_key_value_heads * config.head_dim * size * layers
+    q = config.num_attention_heads * config.head_dim
+    result = {}
+    for phase in ("prefill", "decode"):
+        tokens = work.prefill_tokens if phase == "prefill" else work.concurrency
+        sequences = 1 if phase == "prefill" else work.concurrency
+        context = work.prefill_tokens / 2 if phase == "prefill" else work.context
+        matrices, head = layers * layer_weights(config), config.vocab_size * config.hidden_size
+        attention_flops = 4 * tokens * context * q * layers
+        result[phase] = {
+            "projections": max(matrices * size / ceilings.read, 2 * tokens * matrices / ceilings.gemm),
+            "head": max(head * size / ceilings.read, 2 * sequences * head / ceilings.gemm),
+            "attention": max(sequences * context * kv_token / ceilings.read, attention_flops / ceilings.gemm),
+            "cache": tokens * kv_token / ceilings.copy,
+            "pointwise": 0.0,
+        }
+    return result

@@ -1,0 +1,227 @@
+"""A run's bookkeeping: every record goes to the store before the search acts on it, every change becomes an event.
+
+It keeps the run's clock (earlier attempts included), renews the lease from a thread of its own, hears a person's
+wish to stop, and knows how much time was lost to what.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from optimizer.config import RunConfig
+from optimizer.records import (
+    MEASURED,
+    Candidate,
+    Check,
+    Estimate,
+    Experiment,
+    Post,
+    Proposal,
+    State,
+    Verdict,
+    to_json,
+)
+from optimizer.store import Lease, LeaseLost, RunState, RunStore
+
+LEASE_TTL_S = 60.0
+BEAT_S = 2.0
+OnEvent = Callable[[str, dict[str, Any]], None]
+
+
+class Cancelled(Exception):
+    """A person asked the run to stop."""
+
+
+class Ledger:
+    """Use as a context: the heartbeat lives inside it."""
+
+    def __init__(self, config: RunConfig, store: RunStore, lease: Lease, on_event: OnEvent | None = None) -> None:
+        self.config, self.store, self.lease = config, store, lease
+        self.state: RunState = store.load(config.run_id)
+        self.quiet = threading.Lock()  # held while something is timed: the heartbeat waits for it
+        self.phase = self.state.phase
+        self.proposals = {p.id: p for p in self.state.proposals}
+        self.candidates = {c.artifact_hash: c for c in self.state.candidates}
+        self.experiments = {e.id: e for e in self.state.experiments}
+        self.estimates = {e.artifact_hash: e for e in self.state.estimates}
+        self.verified: dict[str, bool] = {}
+        self.lost: dict[str, float] = defaultdict(float)
+        self.swaps: dict[str, list[float]] = defaultdict(list)
+        self.device_s = 0.0  # spent timing candidates, this attempt
+        self.best_ratio = 1.0
+        self._on_event = on_event or (lambda kind, payload: None)
+        self._start = time.monotonic()
+        self._stop = threading.Event()
+        self._cancelled = self._lease_lost = False
+        self._thread = threading.Thread(target=self._beat, daemon=True, name="lease")
+
+    def __enter__(self) -> Ledger:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def elapsed(self) -> float:
+        """Seconds this run has taken, earlier attempts included."""
+        return self.state.elapsed_s + time.monotonic() - self._start
+
+    def check(self) -> None:
+        """Raises Cancelled or LeaseLost when the run is no longer to go on. Call between measurements."""
+        if self._lease_lost:
+            raise LeaseLost(f"run {self.config.run_id} was taken over by another worker")
+        if self._cancelled:
+            raise Cancelled
+
+    def enter(self, phase: str, message: str) -> None:
+        self.check()
+        self.phase = phase
+        self.store.set_progress(self.lease, phase, self.elapsed())
+        self.event("phase", {"phase": phase, "message": message})
+        self.progress()
+
+    def event(self, kind: str, payload: dict[str, Any]) -> None:
+        self.store.append_event(self.lease, kind, payload)
+        self._on_event(kind, payload)
+
+    def log(self, text: str, level: str = "info") -> None:
+        self.event("log", {"level": level, "text": text})
+
+    def proposal(self, proposal: Proposal) -> None:
+        self.proposals[proposal.id] = proposal
+        self.store.put_proposal(self.lease, proposal)
+        fields = ("id", "name", "focus", "agent", "mechanism", "hypothesis")
+        self.event("proposal", {f: getattr(proposal, f) for f in fields})
+
+    def candidate(self, candidate: Candidate, ok: bool) -> None:
+        self.candidates[candidate.artifact_hash] = candidate
+        self.store.put_candidate(self.lease, candidate)
+        fields = ("artifact_hash", "source_hash", "proposal_id", "name", "build_s")
+        self.event("candidate", {f: getattr(candidate, f) for f in fields} | {"ok": ok})
+
+    def estimate(self, estimate: Estimate) -> None:
+        self.estimates[estimate.artifact_hash] = estimate
+        self.store.put_estimate(self.lease, estimate)
+        self.event("estimate", to_json(estimate))
+
+    def experiment(self, candidate: Candidate, experiment: Experiment) -> None:
+        self.experiments[experiment.id] = experiment
+        self.device_s += experiment.device_s
+        self.store.put_experiment(self.lease, experiment)
+        named = {"name": candidate.name, "focus": candidate.focus, "mechanism": candidate.mechanism}
+        self.event("experiment", to_json(experiment) | named)
+        self.progress()
+
+    def incumbent(self, candidate: Candidate, ratio: float, low: float, high: float) -> None:
+        self.best_ratio = ratio
+        named = {"artifact_hash": candidate.artifact_hash, "name": candidate.name}
+        self.event("incumbent", named | {"ratio": ratio, "ci_low": low, "ci_high": high})
+
+    def post(self, post: Post) -> None:
+        self.store.put_post(self.lease, post)
+        self.event("post", to_json(post))
+
+    def checks(self, checks: list[Check]) -> None:
+        self.store.put_checks(self.lease, checks)
+        for check in checks:
+            self.event("check", to_json(check))
+
+    def verdict(self, artifact_hash: str, passed: bool) -> None:
+        self.verified[artifact_hash] = passed
+
+    def swap(self, kind: str, seconds: float) -> None:
+        self.swaps[kind].append(seconds)
+        self.event("swap", {"kind": kind, "seconds": seconds})
+
+    def restored_checks(self) -> dict[str, list[Check]]:
+        """Checks of an earlier attempt, by artefact."""
+        found: dict[str, list[Check]] = defaultdict(list)
+        for check in self.state.checks:
+            found[check.artifact_hash].append(check)
+        return found
+
+    @contextmanager
+    def losing(self, why: str) -> Iterator[None]:
+        """Time inside is the engines' idle time, booked under `why`."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.lost[why] += time.monotonic() - start
+
+    def measured(self, tier: int = 1) -> list[Experiment]:
+        return [e for e in self.experiments.values() if e.tier >= tier and e.state in MEASURED]
+
+    def counts(self) -> dict[str, Any]:
+        """Distinct sources, foci and mechanisms are of measured candidates only; predicted ones are counted apart."""
+        by_tier = {t: {e.artifact_hash for e in self.measured() if e.tier == t} for t in (1, 2)}
+        measured = [self.candidates[h] for h in by_tier[1] | by_tier[2] if h in self.candidates]
+        failed = {e.artifact_hash for e in self.experiments.values() if e.state is State.FAILED}
+        return {
+            "predicted": len([e for e in self.experiments.values() if e.state is State.PREDICTED]),
+            "tier1": len(by_tier[1]),
+            "tier2": len(by_tier[2]),
+            "verified": sum(self.verified.values()),
+            "failed": len(failed),
+            "distinct_sources": len({c.source_hash for c in measured}),
+            "foci": len({c.focus for c in measured}),
+            "mechanisms": len({c.mechanism for c in measured}),
+        }
+
+    def per_hour(self) -> dict[str, float]:
+        hours = max(self.elapsed(), 1.0) / 3600
+        counts = self.counts()
+        return {k: round(counts[k] / hours, 1) for k in ("predicted", "tier1", "tier2", "verified")}
+
+    def progress(self) -> None:
+        """Where the run stands. The time left is a range: verification of a second finalist, or none, moves the end."""
+        elapsed, budget = self.elapsed(), self.config.budget_s
+        left = max(budget - elapsed, 0.0)
+        self.event(
+            "progress",
+            {
+                "elapsed_s": round(elapsed, 2),
+                "budget_s": budget,
+                "eta_low_s": round(0.8 * left, 1),
+                "eta_high_s": round(left + 0.25 * budget, 1) if self.phase != "report" else 5.0,
+                "counts": self.counts(),
+                "per_hour": self.per_hour(),
+                "utilisation": round(min(1.0, self.device_s / max(time.monotonic() - self._start, 1e-9)), 3),
+                "best_ratio": self.best_ratio,
+            },
+        )
+
+    def time_lost(self) -> list[dict[str, Any]]:
+        ordered = sorted(self.lost.items(), key=lambda item: -item[1])
+        return [{"why": why, "seconds": round(seconds, 2)} for why, seconds in ordered]
+
+    def _beat(self) -> None:
+        """Renews the lease and looks for a wish to stop. It never runs beside something that is timed."""
+        renewed = time.monotonic()
+        while not self._stop.wait(BEAT_S):
+            with self.quiet:
+                try:
+                    if time.monotonic() - renewed > LEASE_TTL_S / 4:
+                        self.store.renew(self.lease, LEASE_TTL_S)
+                        renewed = time.monotonic()
+                    self._cancelled = self._cancelled or self.store.cancelled(self.config.run_id)
+                    self.store.set_progress(self.lease, self.phase, self.elapsed())
+                    self.progress()
+                except LeaseLost:
+                    self._lease_lost = True
+                    return
+
+
+def passed(checks: list[Check]) -> bool:
+    """A finalist is verified when nothing failed and something was checked. Inconclusive is not a pass."""
+    judged = [c for c in checks if c.verdict is not Verdict.NOT_APPLICABLE]
+    return bool(judged) and all(c.verdict is Verdict.PASS for c in judged)
+
+
+__all__ = ["Cancelled", "Ledger", "OnEvent", "passed"]

@@ -1,0 +1,87 @@
+"""One version answering traffic through the scheduler that serves, a slice at a time. The clock is ours."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+
+from engine.artifacts import Artifact
+from engine.client import HostClient
+from engine.core import Engine
+from engine.sequence import GenerationRequest, SamplingParams
+from engine.wire import Loaded, Unload
+
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One request of the traffic: its prompt and how many tokens it is answered with."""
+
+    prompt: tuple[int, ...]
+    osl: int
+
+
+class Replay:
+    """A closed loop at fixed concurrency over a list of requests that starts again at its end."""
+
+    def __init__(self, host: HostClient, artifact: Artifact, kv_bytes: int) -> None:
+        self.host, self.artifact = host, artifact
+        self.engine = Engine(host, artifact, kv_bytes=kv_bytes)
+        self.fastest_step_s = float("inf")  # of a step that decoded for all
+        self._next_id = 0
+        self._concurrency = 0
+        self._waiting: deque[Work] = deque()
+        self._running: dict[int, int] = {}  # request id -> tokens it still gets
+
+    @property
+    def loaded(self) -> Loaded:
+        return self.engine.lanes[-1].loaded
+
+    def restart(self, requests: list[Work], concurrency: int) -> None:
+        """Begins anew, untimed up to the first token of every request in flight.
+
+        The first requests are cut to even fractions of their answers: the loop is in its steady state from the start.
+        """
+        for request_id in list(self._running):
+            self.engine.abort(request_id)
+        self._running.clear()
+        self._concurrency = concurrency
+        first = [replace(r, osl=max(1, r.osl * (i + 1) // concurrency)) for i, r in enumerate(requests[:concurrency])]
+        self._waiting = deque([*first, *requests[concurrency:]])
+        self.fastest_step_s = float("inf")
+        started: set[int] = set()
+        self._admit()
+        flight = set(self._running)
+        while flight - started:
+            started |= {event.request_id for event in self._step()}
+
+    def advance(self, tokens: int) -> float:
+        """Seconds for `tokens` output tokens, scaled from the whole steps that made at least so many."""
+        made, start = 0, time.perf_counter()
+        while made < tokens:
+            made += len(self._step())
+        return (time.perf_counter() - start) * tokens / made
+
+    def unload(self) -> None:
+        self.host.call(Unload(self.artifact.hash))
+
+    def _step(self) -> list:
+        self._admit()
+        begin, flight = time.perf_counter(), len(self._running)
+        events = self.engine.step()
+        if len(events) == flight:
+            self.fastest_step_s = min(self.fastest_step_s, time.perf_counter() - begin)
+        for event in events:
+            if event.finish_reason:
+                del self._running[event.request_id]
+        return events
+
+    def _admit(self) -> None:
+        while len(self._running) < self._concurrency:
+            work = self._waiting.popleft()
+            self._waiting.append(work)
+            self._next_id += 1
+            self.engine.add(GenerationRequest(self._next_id, list(work.prompt), work.osl, GREEDY))
+            self._running[self._next_id] = work.osl
