@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from optimizer.traffic.profile import TrafficProfile
 from polymorph_web.ui import figures as fig
 from polymorph_web.ui.figures import WINNER, Chart, Figure
 
@@ -106,10 +108,97 @@ def sparkline(values: Sequence[float | None], marks: Sequence[int] = (), unit: s
     return Spark(line, area, [place(i, 0)[0] for i in marks if 0 <= i <= right], spots[-1], label)
 
 
-def traffic_charts(sample: Sequence[Mapping[str, Any]] | Sequence[Any]) -> tuple[Chart, Chart]:
-    """ISL and OSL histograms of sampled request shapes (anything with `isl` and `osl`)."""
+def traffic_histogram(profile: TrafficProfile | Mapping[str, Any], samples: int = 2000) -> list[Chart]:
+    """ISL and OSL of requests drawn from the profile: what a search would send."""
+    if isinstance(profile, Mapping):
+        profile = TrafficProfile.from_json(dict(profile))
+    shapes = profile.sample(samples, seed=1)
+    return [
+        histogram_chart("isl", "Input length (ISL)", [s.isl for s in shapes]),
+        histogram_chart("osl", "Output length (OSL)", [s.osl for s in shapes]),
+    ]
 
-    def lengths(key: str) -> list[int]:
-        return [int(s[key] if isinstance(s, Mapping) else getattr(s, key)) for s in sample]
 
-    return histogram_chart("isl", "Input length", lengths("isl")), histogram_chart("osl", "Output length", lengths("osl"))
+class Series(NamedTuple):
+    """Equal slices of time: middle (unix seconds), output tok/s, p50 and p95 TTFT in seconds (None in an empty slice)."""
+
+    at: list[float]
+    output_tput: list[float]
+    p50_ttft: list[float | None]
+    p95_ttft: list[float | None]
+    changes: list[tuple[float, str]]  # when another version first answered
+
+
+def series_info(requests: Sequence[Any], slices: int = 60) -> Series:
+    """`requests` have `ts`, `osl`, `ttft_s`, `version_id`, as rows or dicts; failed ones (status 400 and up) are left out."""
+    rows = sorted((r for r in map(_as_dict, requests) if int(r.get("status") or 200) < 400), key=lambda r: r["ts"])
+    if not rows:
+        return Series([], [], [], [], [])
+    start, end = float(rows[0]["ts"]), float(rows[-1]["ts"])
+    width = max((end - start) / slices, 1.0)
+    count = int((end - start) / width) + 1
+    groups: list[list[Mapping[str, Any]]] = [[] for _ in range(count)]
+    for row in rows:
+        groups[int((float(row["ts"]) - start) / width)].append(row)
+    changes = [(float(b["ts"]), str(b["version_id"])) for a, b in zip(rows, rows[1:], strict=False) if a["version_id"] != b["version_id"]]
+    seen: dict[str, float] = {}
+    for at, version in changes:
+        seen.setdefault(version, at)
+    waits = [sorted(float(r["ttft_s"]) for r in group) for group in groups]
+    return Series(
+        [start + (i + 0.5) * width for i in range(count)],
+        [sum(int(r["osl"]) for r in group) / width for group in groups],
+        [_quantile(w, 0.5) if w else None for w in waits],
+        [_quantile(w, 0.95) if w else None for w in waits],
+        [(at, version) for version, at in seen.items()],
+    )
+
+
+def _as_dict(row: Any) -> Mapping[str, Any]:
+    keys = ("ts", "osl", "ttft_s", "version_id", "status")
+    return row if isinstance(row, Mapping) else {k: getattr(row, k) for k in keys}
+
+
+def endpoint_series(requests: Sequence[Any], versions: Sequence[Any] = ()) -> list[Chart]:
+    """Throughput and time to first token over time; `versions` (rows or ids) limits the marks to known ones."""
+    info = series_info(requests)
+    known = {getattr(v, "version_id", v) for v in versions}
+    marks = [(at, version) for at, version in info.changes if not known or version in known]
+    stamps = [_iso(at) for at in info.at]
+    rows = tuple(
+        (t, round(tput, 2), *(None if v is None else round(v, 5) for v in (p50, p95)))
+        for t, tput, p50, p95 in zip(stamps, info.output_tput, info.p50_ttft, info.p95_ttft, strict=True)
+    )
+    columns = ("time", "output (tok/s)", "p50 TTFT (s)", "p95 TTFT (s)")
+    empty = "No request has been answered yet. Send one from the try-it box."
+    tput = [fig.line("output", stamps, [round(v, 2) for v in info.output_tput], WINNER, hovertemplate="%{y:.1f} tok/s<extra></extra>")]
+    wait = [
+        fig.line(name, stamps, [None if v is None else v * 1e3 for v in values], tone, dash=dash, connectgaps=True,
+                 hovertemplate="%{y:.1f} ms<extra>" + name + "</extra>")
+        for name, values, tone, dash in (("p95", info.p95_ttft, WINNER, "solid"), ("p50", info.p50_ttft, fig.BASELINE, "dot"))
+    ]
+    return [
+        Chart("output", "Output throughput", "Output tokens per second; a dotted mark is a change of version.",
+              _series_figure(tput, marks, "output (tok/s)", legend=False) if rows else None, columns, rows, empty),
+        Chart("ttft", "Time to first token", "p50 and p95 of the requests in each slice of time.",
+              _series_figure(wait, marks, "TTFT (ms)", legend=True) if rows else None, columns, rows, empty),
+    ]
+
+
+def _series_figure(data: list[dict[str, Any]], marks: list[tuple[float, str]], title: str, legend: bool) -> Figure:
+    shapes = [
+        {"type": "line", "yref": "paper", "x0": _iso(at), "x1": _iso(at), "y0": 0, "y1": 1,
+         "line": {"color": "var(--text-2)", "width": 1, "dash": "dot"}}
+        for at, _ in marks
+    ]
+    notes = [
+        {"x": _iso(at), "yref": "paper", "y": 1, "yanchor": "top", "xanchor": "left", "text": f" {version}", "showarrow": False,
+         "font": {"size": 11, "color": "var(--text-2)"}}
+        for at, version in marks
+    ]
+    return {"data": data, "layout": fig.layout(
+        fig.axis("", type="date"), fig.axis(title, rangemode="tozero"), legend=legend, shapes=shapes, annotations=notes)}
+
+
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,6 +1,7 @@
 """A run's rows -> an info NamedTuple (the data, testable) -> a Plotly figure -> a `Chart`.
 
-Rows are records as JSON (`optimizer.records`) and `report.json`; seconds come in, milliseconds only leave on axes.
+Rows are records as JSON (`optimizer.records`). The report's charts are in `report_charts`, the endpoint's in
+`endpoints.charts`. Seconds come in, milliseconds only leave on axes.
 """
 
 from __future__ import annotations

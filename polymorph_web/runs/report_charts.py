@@ -56,7 +56,7 @@ def sweep_figure(info: Sweep) -> Figure:
         fig.axis("output throughput (tok/s)", rangemode="tozero"))}
 
 
-def sweep_chart(report: Report) -> Chart:
+def by_concurrency(report: Report) -> Chart:
     info = sweep_info(report)
     return Chart(
         "throughput", "Throughput by concurrency", "Output tokens per second; the bands are 95% intervals.",
@@ -111,7 +111,7 @@ def _reach(info: Frontier) -> float:
     return 1.12 * max([*known, info.min_interactivity or 0.0])
 
 
-def frontier_chart(report: Report, slo: Mapping[str, Any]) -> Chart:
+def frontier(report: Report, slo: Mapping[str, Any]) -> Chart:
     info = frontier_info(report, slo)
     drawable = any(v is not None for v in info.sweep.baseline.interactivity)
     return Chart(
@@ -192,7 +192,7 @@ def operators_figure(info: Operators) -> Figure:
         fig.axis("time per step (ms)", rangemode="tozero"), fig.axis(""), barmode="group", bargap=0.3, bargroupgap=0.08)}
 
 
-def operators_chart(report: Report) -> Chart:
+def operators(report: Report) -> Chart:
     info = operators_info(report)
     fused = any(r[2] is None for r in info.rows)
     note = " The optimised version runs some operators as one fused kernel, so they have no time of their own." if fused else ""
@@ -236,7 +236,7 @@ def pairs_figure(info: Pairs) -> Figure:
         shapes=[interval, shape], annotations=[label])}
 
 
-def pairs_chart(report: Report) -> Chart:
+def pairs(report: Report) -> Chart:
     info = pairs_info(report)
     return Chart(
         "pairs", "Every pair", "Optimised over baseline, interleaved over HTTP on held-out requests; the band is the 95% interval.",
@@ -249,13 +249,13 @@ def pairs_chart(report: Report) -> Chart:
 def report_charts(report: Report, slo: Mapping[str, Any]) -> dict[str, Chart]:
     """All of the page's charts by their place."""
     return {
-        "throughput": sweep_chart(report),
-        "frontier": frontier_chart(report, slo),
+        "throughput": by_concurrency(report),
+        "frontier": frontier(report, slo),
         "ttft": ecdf_chart(report, "ttft_s"),
         "tpot": ecdf_chart(report, "tpot_s"),
         "e2el": ecdf_chart(report, "e2el_s"),
-        "operators": operators_chart(report),
-        "pairs": pairs_chart(report),
+        "operators": operators(report),
+        "pairs": pairs(report),
     }
 
 
