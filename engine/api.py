@@ -1,6 +1,8 @@
 """The OpenAI-compatible server of one endpoint version. No torch: the model runs in an engine host behind a pipe.
 
     python -m engine.api --model FOLDER --name demo --artifact DIR --port 8001
+
+It listens on the loopback address unless told otherwise; `/internal/...` is for the gateway that started it.
 """
 
 from __future__ import annotations
@@ -9,64 +11,62 @@ import argparse
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+import msgspec
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from engine.api_requests import ApiError, Ask, bad, check_ids, read_chat, read_completion
-from engine.api_responses import Choice, Writer
-from engine.artifacts import Artifact, ArtifactError, read_artifact
+from engine.api_generate import EventStream, Generation
+from engine.api_metrics import CONTENT_TYPE, Metrics
+from engine.api_requests import ApiError, Ask, bad, check_ids, read_chat, read_completion, read_json
+from engine.api_responses import Writer
+from engine.artifacts import Artifact, ArtifactError, ArtifactStore, read_artifact
 from engine.client import DEFAULT_KV_BYTES, HostClient, HostFailure
+from engine.http_server import Listener, PortInUse, read_body, run_server, tell_ready
 from engine.models.errors import ModelError
 from engine.models.tokenizer import Tokenizer
 from engine.runner import EngineRunner
-from engine.sequence import GenerationRequest, InvalidRequest, TokenEvent
-from engine.stream import TextStream
 
 MAX_BODY = 16 << 20
-SEED_STEP = 0x9E3779B97F4A7C15  # choices of one seeded request draw from seeds this far apart
+MAX_UNFINISHED = 1024  # requests taken in before more are told to come back
+
+
+class SwapRequest(msgspec.Struct, frozen=True):
+    """`path` is the artefact's folder; times in seconds."""
+
+    artifact_hash: str
+    path: str
+    version_id: str = ""
+    generation: int = 0
+    policy: str = "drain"
+    deadline_s: float = 30.0
 
 
 class Server:
-    """State of the process: the runner, which version it serves, and counters."""
+    """State of the process: the runner, which version it serves, and counts."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        self.tokenizer = Tokenizer(options.model)
-        self.artifact: Artifact = read_artifact(options.artifact, options.artifact.resolve().name)
-        self.version_id, self.generation = options.version_id, options.generation
-        self.versions = {self.artifact.hash: self.version_id}
-        self.ids = itertools.count(1)
+    def __init__(self, options: argparse.Namespace, port: int) -> None:
+        self.options, self.port = options, port
         self.started = time.perf_counter()
-        self.cold_start_s = self.hot_swap_s = None
+        self.tokenizer = Tokenizer(options.model)
+        self.artifact = _first_artifact(options)
+        self.versions = {self.artifact.hash: (options.version_id, options.generation)}
+        self.ids = itertools.count(1)
+        self.cold_start_s: float | None = None
+        self.hot_swap_s: float | None = None
         self.runner: EngineRunner | None = None
-        self.registry = CollectorRegistry()
-        self.requests = Counter("polymorph_requests", "Requests answered.", ["status"], registry=self.registry)
-        self.output_tokens = Counter("polymorph_output_tokens", "Tokens generated.", registry=self.registry)
-        self.prompt_tokens = Counter("polymorph_prompt_tokens", "Prompt tokens received.", registry=self.registry)
-        self.swaps = Counter("polymorph_swaps", "Hot swaps done.", registry=self.registry)
-        self.ttft = Histogram("polymorph_ttft_seconds", "Time to first token.", registry=self.registry)
-        self.e2el = Histogram("polymorph_e2el_seconds", "End-to-end latency.", registry=self.registry)
-        for name in ("running", "waiting", "kv_blocks", "kv_blocks_free", "preemptions", "lanes"):
-            gauge = Gauge(f"polymorph_{name}", f"Engine: {name.replace('_', ' ')}.", registry=self.registry)
-            gauge.set_function(lambda name=name: self.engine_stat(name))
-
-    def engine_stat(self, name: str) -> float:
-        engine = self.runner.engine if self.runner else None
-        return float(engine.stats()[name]) if engine else 0.0
+        self.metrics = Metrics(lambda: self.runner.stats if self.runner else {})
+        self.swapping = asyncio.Lock()
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -74,21 +74,24 @@ class Server:
         host = HostClient(o.model, dtype=o.dtype, threads=o.threads, kv_bytes=o.kv_bytes, log=o.host_log)
         runner = EngineRunner(host, self.artifact, asyncio.get_running_loop(), max_context=o.max_context)
         try:
-            await asyncio.to_thread(runner.start)
+            await runner.start()
         except HostFailure as failure:
-            print(f"polymorph: {failure}\n{failure.log_tail}", file=sys.stderr)
-            host.close()
+            await asyncio.to_thread(host.close)
+            print(f"polymorph: {failure}\n{failure.log_tail}", file=sys.stderr, flush=True)
+            tell_ready(o.ready_fd, {"error": str(failure)})
             os._exit(3)
         self.runner, self.cold_start_s = runner, time.perf_counter() - self.started
+        told = {"port": self.port, "pid": os.getpid(), "host_pid": host.pid, "cold_start_s": self.cold_start_s}
+        tell_ready(o.ready_fd, told)
         try:
             yield
         finally:
-            await asyncio.to_thread(runner.close)
+            await runner.close()
 
     @property
     def ready(self) -> EngineRunner:
-        if self.runner is None or not self.runner.healthy:
-            raise ApiError(503, "the engine is restarting; send the request again in a moment", code="engine_restarting")
+        if self.runner is None:
+            raise ApiError(503, "the server is starting; send the request again in a moment", code="starting")
         return self.runner
 
     # -- generation -------------------------------------------------------------------------------------------------
@@ -99,110 +102,57 @@ class Server:
     async def chat(self, request: Request) -> Response:
         return await self.generate(request, await self.read(request, read_chat))
 
-    async def read(self, request: Request, reader: Any) -> Ask:
-        raw = await request.body()
-        if len(raw) > MAX_BODY:
-            raise ApiError(413, f"the body has {len(raw)} bytes and at most {MAX_BODY} are taken")
-        try:
-            body = json.loads(raw)
-        except ValueError as error:
-            raise bad(f"the body is not JSON: {error}") from None
-        if not isinstance(body, dict):
-            raise bad("the body must be a JSON object")
+    async def read(self, request: Request, reader: Callable[[dict[str, Any], Tokenizer], Ask]) -> Ask:
+        body = read_json(await read_body(request, MAX_BODY))
         if body.get("model") != self.options.name:
             message = f"there is no model {body.get('model')!r} here; this is {self.options.name!r}"
             raise ApiError(404, message, "model", "model_not_found")
-        ask: Ask = reader(body, self.tokenizer)
+        ask = reader(body, self.tokenizer)
         check_ids(ask.sampling, self.tokenizer.vocab_size)
         return ask
 
-    async def generate(self, http: Request, ask: Ask) -> Response:
-        runner, start = self.ready, time.perf_counter()
-        requests, choices = self.plan(ask, runner)
-        headers = {
-            "x-polymorph-version": self.version_id,
-            "x-polymorph-artifact": self.artifact.hash,
-            "x-polymorph-generation": str(self.generation),
+    async def generate(self, request: Request, ask: Ask) -> Response:
+        """Waits for the first token before it answers, so that an engine that fails by then is an error status."""
+        runner = self.ready
+        if runner.unfinished >= MAX_UNFINISHED:
+            raise ApiError(429, "too many requests are waiting; come back in a moment", code="overloaded")
+        generation, writer = Generation(ask, runner, self.tokenizer, self.ids), Writer(ask, self.options.name)
+        watch = asyncio.create_task(_hang_up_with(request, generation))
+        shaped = "x-polymorph-shape" in request.headers
+        handed_over = False
+        try:
+            parts = await generation.parts()
+            headers = self.headers(generation.version)
+            if ask.stream:
+                response = EventStream(generation, writer, parts, headers, shaped, watch)
+                response.background = BackgroundTask(self.count, generation, response)
+                handed_over = True
+                return response
+            while not generation.done:
+                await generation.parts()
+            if shaped:
+                headers["x-polymorph-shape"] = generation.shape(writer).decode()
+            answer = Response(writer.whole(generation.choices), headers=headers, media_type="application/json")
+            await self.count(generation)
+            return answer
+        finally:
+            if not handed_over:
+                watch.cancel()
+                generation.close()
+
+    async def count(self, generation: Generation, stream: EventStream | None = None) -> None:
+        self.metrics.requests.labels(str(stream.status if stream else 200)).inc()
+        self.metrics.ttft.observe(generation.ttft_s)
+        self.metrics.e2el.observe(time.perf_counter() - generation.started)
+
+    def headers(self, artifact_hash: str) -> dict[str, str]:
+        """Which version answers. A request that a swap moves midway keeps the one it started on."""
+        version_id, number = self.versions.get(artifact_hash, ("", 0))
+        return {
+            "x-polymorph-version": version_id,
+            "x-polymorph-artifact": artifact_hash,
+            "x-polymorph-generation": str(number),
         }
-        events = self.run(runner, requests, choices, ask, start)
-        writer = Writer(ask, self.options.name)
-        if ask.stream:
-            media = "text/event-stream"
-            return StreamingResponse(self.stream(events, writer, choices, ask), media_type=media, headers=headers)
-        watch = asyncio.create_task(_disconnected(http))
-        try:
-            async for _ in _until(events, watch):
-                pass
-        finally:
-            watch.cancel()
-            await events.aclose()
-        self.requests.labels("200").inc()
-        return JSONResponse(writer.whole(list(choices.values())), headers=headers)
-
-    def plan(self, ask: Ask, runner: EngineRunner) -> tuple[list[GenerationRequest], dict[int, Choice]]:
-        requests, choices = [], {}
-        context = runner.engine.max_context if runner.engine else 0
-        for p, prompt in enumerate(ask.prompts):
-            for k in range(ask.n):
-                limit = context - len(prompt) if ask.max_tokens is None else ask.max_tokens
-                sampling = replace(ask.sampling, seed=(ask.sampling.seed + k * SEED_STEP) % (1 << 62)) if k else ask.sampling
-                request = GenerationRequest(next(self.ids), prompt, max(limit, 1), sampling, self.tokenizer.eos_ids)
-                try:
-                    runner.check(request)
-                except InvalidRequest as error:
-                    raise bad(str(error), error.param, error.code) from error
-                requests.append(request)
-                choices[request.id] = Choice(len(choices), p, TextStream(self.tokenizer, ask.stop, ask.include_stop))
-        self.prompt_tokens.inc(sum(len(p) for p in ask.prompts))
-        return requests, choices
-
-    async def run(
-        self, runner: EngineRunner, requests: list[GenerationRequest], choices: dict[int, Choice], ask: Ask, start: float
-    ) -> AsyncIterator[tuple[Choice, str]]:
-        """Yields (choice, new text) for each token; raises ApiError when the engine fails. Closing it early aborts."""
-        events: asyncio.Queue[TokenEvent] = asyncio.Queue()
-        open_ids = {r.id for r in requests}
-        for request in requests:
-            runner.submit(request, events)
-        try:
-            while open_ids:
-                event = await events.get()
-                if event.finish_reason == "error":
-                    raise ApiError(503, event.error or "the engine failed", code="engine_failed")
-                if event.request_id not in open_ids:
-                    continue
-                choice = choices[event.request_id]
-                if choice.tokens == 0:
-                    self.ttft.observe(time.perf_counter() - start)
-                text = choice.take(event, ask, self.tokenizer, self.tokenizer.eos_ids)
-                self.output_tokens.inc()
-                if choice.finish_reason:
-                    open_ids.discard(event.request_id)
-                    if event.finish_reason is None:  # a stop string ended it, which the engine cannot know
-                        runner.abort(event.request_id)
-                yield choice, text
-            self.e2el.observe(time.perf_counter() - start)
-        finally:
-            for request_id in open_ids:
-                runner.abort(request_id)
-
-    async def stream(self, events: Any, writer: Writer, choices: dict[int, Choice], ask: Ask) -> AsyncIterator[str]:
-        try:
-            for choice in choices.values():
-                if opening := writer.first(choice):
-                    yield _sse(opening)
-            async for choice, text in events:
-                if text or choice.finish_reason or (ask.logprobs >= 0 and choice.logprobs):
-                    yield _sse(writer.part(choice, text))
-            if ask.include_usage:
-                yield _sse(writer.end(list(choices.values())))
-            self.requests.labels("200").inc()
-        except ApiError as error:
-            self.requests.labels(str(error.status)).inc()
-            yield _sse(error.body())
-        finally:
-            await events.aclose()
-        yield "data: [DONE]\n\n"
 
     # -- the rest ---------------------------------------------------------------------------------------------------
 
@@ -210,12 +160,23 @@ class Server:
         entry = {"id": self.options.name, "object": "model", "created": int(time.time()), "owned_by": "polymorph"}
         return JSONResponse({"object": "list", "data": [entry]})
 
-    async def metrics(self, request: Request) -> Response:
-        return Response(generate_latest(self.registry), media_type="text/plain; version=0.0.4")
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != self.options.name:
+            raise ApiError(404, f"there is no model {name!r} here", "model", "model_not_found")
+        return JSONResponse({"id": name, "object": "model", "created": int(time.time()), "owned_by": "polymorph"})
+
+    async def metrics_page(self, request: Request) -> Response:
+        return Response(self.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
     async def health(self, request: Request) -> Response:
+        """The process answers; what it says of the engine does not change the status."""
+        return JSONResponse({"ok": True, "engine": bool(self.runner and self.runner.healthy)})
+
+    async def readiness(self, request: Request) -> Response:
         healthy = self.runner is not None and self.runner.healthy
-        return JSONResponse({"ok": healthy}, 200 if healthy else 503)
+        error = self.runner.error if self.runner else "starting"
+        return JSONResponse({"ready": healthy, "error": error}, 200 if healthy else 503)
 
     async def status(self, request: Request) -> Response:
         runner = self.ready
@@ -223,92 +184,86 @@ class Server:
             host = await runner.host_status()
         except HostFailure as failure:
             raise ApiError(503, str(failure), code=failure.code) from failure
-        return JSONResponse(
-            {
-                "pid": os.getpid(),
-                "host_pid": host.pid,
-                "artifact_hash": self.artifact.hash,
-                "version_id": self.version_id,
-                "generation": self.generation,
-                "weights_mapping": host.weights_mapping,
-                "sandbox": host.sandbox,
-                "dispatch": host.dispatch,
-                "cold_start_s": self.cold_start_s,
-                "hot_swap_s": self.hot_swap_s,
-                "host_restarts": runner.restarts,
-                **(runner.engine.stats() if runner.engine else {}),
-            }
-        )
+        version_id, generation = self.versions[self.artifact.hash]
+        own = {
+            "pid": os.getpid(),
+            "host_pid": host.pid,
+            "artifact_hash": self.artifact.hash,
+            "version_id": version_id,
+            "generation": generation,
+            "weights_mapping": host.weights_mapping,
+            "sandbox": host.sandbox,
+            "dispatch": host.dispatch,
+            "cold_start_s": self.cold_start_s,
+            "hot_swap_s": self.hot_swap_s,
+        }
+        return JSONResponse(own | runner.stats)
 
     async def swap(self, request: Request) -> Response:
-        """Hot swap to another artefact: `{artifact_hash, path, version_id, generation, policy, deadline_s}`."""
-        body = await request.json()
+        """Hot swap to another artefact: streams in flight end on their version, new requests go to the new one."""
         start = time.perf_counter()
         try:
-            artifact = await asyncio.to_thread(read_artifact, Path(body["path"]), body["artifact_hash"])
-            await self.ready.swap(artifact, body.get("policy", "drain"), float(body.get("deadline_s", 30)))
-        except (ArtifactError, KeyError, ValueError) as error:
-            raise ApiError(400, f"the swap was refused: {error}", code="bad_swap") from error
+            wanted = msgspec.json.decode(await read_body(request, MAX_BODY), type=SwapRequest)
+            artifact = await asyncio.to_thread(read_artifact, Path(wanted.path), wanted.artifact_hash)
+            async with self.swapping:
+                self.versions[artifact.hash] = (wanted.version_id or artifact.hash[:12], wanted.generation)
+                await self.ready.swap(artifact, wanted.policy, wanted.deadline_s)
+                self.artifact = artifact
+        except (ArtifactError, ValueError) as error:
+            self.metrics.swaps.labels("refused").inc()
+            raise bad(f"the swap was refused: {error}", code="bad_swap") from error
         except HostFailure as failure:
+            self.metrics.swaps.labels("failed").inc()
             detail = f"the swap failed and the version before it stays: {failure.message}"
             raise ApiError(500, detail, code=failure.code) from failure
-        self.artifact, self.version_id = artifact, str(body.get("version_id", artifact.hash[:12]))
-        self.generation = int(body.get("generation", self.generation))
         self.hot_swap_s = time.perf_counter() - start
-        self.swaps.inc()
-        return JSONResponse({"hot_swap_s": self.hot_swap_s, "artifact_hash": artifact.hash, "generation": self.generation})
+        self.metrics.swaps.labels("done").inc()
+        version_id, generation = self.versions[artifact.hash]
+        told = {"artifact_hash": artifact.hash, "version_id": version_id, "generation": generation}
+        return JSONResponse({"hot_swap_s": self.hot_swap_s} | told)
 
 
-def _sse(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
+def _first_artifact(options: argparse.Namespace) -> Artifact:
+    """The artefact folder named on the command line, else the baseline from the data folder."""
+    if options.artifact is None:
+        return ArtifactStore(options.data).baseline()
+    path = options.artifact.resolve()
+    return read_artifact(path, path.name)
 
 
-async def _disconnected(request: Request) -> None:
-    """Returns when the client has gone."""
+async def _hang_up_with(request: Request, generation: Generation) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _until(events: AsyncIterator[Any], gone: asyncio.Task[None]) -> AsyncIterator[Any]:
-    """Passes `events` on until they end. Raises ClientDisconnect when the client goes first."""
-    while True:
-        following = asyncio.ensure_future(anext(events, None))
-        await asyncio.wait({following, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not following.done():
-            following.cancel()
-            with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration):
-                await following
-            raise ClientDisconnect
-        item = following.result()
-        if item is None:
-            return
-        yield item
+    generation.hang_up()
 
 
 def build_app(server: Server) -> Starlette:
     async def api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        server.requests.labels(str(error.status)).inc()
+        server.metrics.requests.labels(str(error.status)).inc()
         return JSONResponse(error.body(), error.status)
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return await api_error(request, ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"))
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return await api_error(request, ApiError(error.status_code, message))
 
     async def gone(request: Request, error: Exception) -> Response:
+        server.metrics.requests.labels("499").inc()
         return Response(status_code=499)
 
     async def crash(request: Request, error: Exception) -> Response:
-        return JSONResponse(ApiError(500, "the server failed on this request; its log says why").body(), 500)
+        return await api_error(request, ApiError(500, "the server failed on this request; its log says why"))
 
     return Starlette(
         routes=[
             Route("/v1/models", server.models),
+            Route("/v1/models/{name:path}", server.model),
             Route("/v1/completions", server.completions, methods=["POST"]),
             Route("/v1/chat/completions", server.chat, methods=["POST"]),
-            Route("/metrics", server.metrics),
+            Route("/metrics", server.metrics_page),
             Route("/health", server.health),
-            Route("/ready", server.health),
+            Route("/ready", server.readiness),
             Route("/internal/status", server.status),
             Route("/internal/swap", server.swap, methods=["POST"]),
         ],
@@ -317,27 +272,35 @@ def build_app(server: Server) -> Starlette:
     )
 
 
-def main() -> None:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Serves one version of one endpoint.")
     parser.add_argument("--model", type=Path, required=True, help="a Hugging Face folder")
     parser.add_argument("--name", required=True, help="the model name clients send")
-    parser.add_argument("--artifact", type=Path, required=True, help="the candidate folder, named by its hash")
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--artifact", type=Path, help="the candidate folder, named by its hash (default: the baseline)")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="where the baseline is stored")
+    parser.add_argument("--port", type=int, required=True, help="0 takes a free one")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=0, help="0: all cores")
     parser.add_argument("--kv-bytes", type=int, default=DEFAULT_KV_BYTES)
-    parser.add_argument("--max-context", type=int, default=0)
+    parser.add_argument("--max-context", type=int, default=0, help="0: the model's own")
     parser.add_argument("--version-id", default="baseline")
     parser.add_argument("--generation", type=int, default=0)
     parser.add_argument("--host-log", type=Path, default=None)
-    options = parser.parse_args()
+    parser.add_argument("--ready-fd", type=int, default=-1, help="a pipe on which to say that it serves, and how")
+    return parser
+
+
+def main() -> None:
+    options = arguments().parse_args()
     try:
-        server = Server(options)
-    except (ModelError, ArtifactError) as error:
-        print(f"polymorph: {error}", file=sys.stderr)
-        sys.exit(1)
-    uvicorn.run(build_app(server), host=options.host, port=options.port, log_level="warning", timeout_graceful_shutdown=5)
+        listener = Listener(options.host, options.port)
+        server = Server(options, listener.port)
+    except (ModelError, ArtifactError, PortInUse) as error:
+        print(f"polymorph: {error}", file=sys.stderr, flush=True)
+        tell_ready(options.ready_fd, {"error": str(error)})
+        sys.exit(2)
+    run_server(build_app(server), listener)
 
 
 if __name__ == "__main__":

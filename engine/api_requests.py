@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from engine.models.tokenizer import ChatError, Tokenizer
 from engine.sequence import InvalidRequest, SamplingParams
@@ -13,6 +14,7 @@ from engine.sequence import InvalidRequest, SamplingParams
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_CHOICES = 128
 MAX_STOPS = 16
+INT64 = range(-(1 << 63), 1 << 63)
 
 
 class ApiError(Exception):
@@ -31,6 +33,16 @@ def bad(message: str, param: str | None = None, code: str | None = None) -> ApiE
     return ApiError(400, message, param, code)
 
 
+def read_json(raw: bytes) -> dict[str, Any]:
+    try:
+        body = msgspec.json.decode(raw)
+    except (ValueError, RecursionError) as error:
+        raise bad(f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise bad("the body must be a JSON object")
+    return body
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One HTTP request, read and checked. `prompts` holds token ids; each yields `n` choices."""
@@ -41,7 +53,6 @@ class Ask:
     n: int
     max_tokens: int | None
     sampling: SamplingParams
-    seeded: bool
     stop: list[str]
     stream: bool
     include_usage: bool
@@ -51,9 +62,8 @@ class Ask:
 
 
 def read_completion(body: dict[str, Any], tokenizer: Tokenizer) -> Ask:
-    for name in ("suffix",):
-        if body.get(name) not in (None, ""):
-            raise bad(f"{name} is not supported; leave it out", name, "unsupported_parameter")
+    if body.get("suffix"):
+        raise bad("suffix is not supported; leave it out", "suffix", "unsupported_parameter")
     prompts, texts = _prompts(body.get("prompt"), tokenizer)
     wanted = field(body, "logprobs", int, None)
     if wanted is not None and not 0 <= wanted <= 20:
@@ -86,15 +96,21 @@ def read_chat(body: dict[str, Any], tokenizer: Tokenizer) -> Ask:
     wants = bool(field(body, "logprobs", bool, False))
     if top and not wants:
         raise bad("top_logprobs needs logprobs to be true", "top_logprobs")
-    return _ask(body, True, [tokenizer.encode(text)], [text], limit, top if wants else -1, False)
+    return _ask(body, True, [_encoded(tokenizer, text, "messages")], [text], limit, top if wants else -1, False)
 
 
 def _ask(
-    body: dict[str, Any], chat: bool, prompts: list[list[int]], texts: list[str], max_tokens: int | None, logprobs: int, echo: bool
+    body: dict[str, Any],
+    chat: bool,
+    prompts: list[list[int]],
+    texts: list[str],
+    max_tokens: int | None,
+    logprobs: int,
+    echo: bool,
 ) -> Ask:
     n = field(body, "n", int, 1)
-    if not 1 <= n <= MAX_CHOICES:
-        raise bad(f"n must lie between 1 and {MAX_CHOICES}, not {n}", "n")
+    if n < 1 or n * len(prompts) > MAX_CHOICES:
+        raise bad(f"n times the number of prompts must lie between 1 and {MAX_CHOICES}, not {n * len(prompts)}", "n")
     if max_tokens is not None and max_tokens < 1:
         raise bad(f"max_tokens must be at least 1, not {max_tokens}", "max_tokens")
     options = body.get("stream_options")
@@ -110,7 +126,6 @@ def _ask(
         n=n,
         max_tokens=max_tokens,
         sampling=_sampling(body, logprobs),
-        seeded=body.get("seed") is not None,
         stop=_stops(body.get("stop")),
         stream=stream,
         include_usage=bool((options or {}).get("include_usage", False)),
@@ -122,7 +137,10 @@ def _ask(
 
 def _sampling(body: dict[str, Any], logprobs: int) -> SamplingParams:
     seed = field(body, "seed", int, None)
-    number: Callable[[str, float], float] = lambda name, default: float(field(body, name, float, default))  # noqa: E731
+
+    def number(name: str, default: float) -> float:
+        return float(field(body, name, float, default))
+
     try:
         return SamplingParams(
             temperature=number("temperature", 1.0),
@@ -157,9 +175,11 @@ def field(body: dict[str, Any], name: str, kind: type, default: Any) -> Any:
     if value is None:
         return default
     accepts = (int, float) if kind is float else (kind,)
+    names = {int: "a whole number", float: "a number", bool: "true or false"}
     if not isinstance(value, accepts) or (isinstance(value, bool) and kind is not bool):
-        names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
         raise bad(f"{name} must be {names[kind]}, not {value!r}", name)
+    if isinstance(value, int) and value not in INT64:
+        raise bad(f"{name} must fit into 64 bits", name)
     return value
 
 
@@ -180,6 +200,8 @@ def _message(message: Any, i: int) -> dict[str, Any]:
         if None in parts or not all(isinstance(p, str) for p in parts):
             raise bad(f"messages[{i}].content may hold text parts only", f"messages[{i}].content")
         content = "".join(parts)
+    if content is None and message["role"] == "assistant":
+        content = ""
     if not isinstance(content, str):
         raise bad(f"messages[{i}].content must be a string", f"messages[{i}].content")
     role = "system" if message["role"] == "developer" else message["role"]
@@ -193,11 +215,22 @@ def _prompts(prompt: Any, tokenizer: Tokenizer) -> tuple[list[list[int]], list[s
         raise bad("prompt must be a string, a list of strings, token ids, or a list of token id lists", "prompt")
     if all(isinstance(p, int) and not isinstance(p, bool) for p in prompt):
         prompt = [prompt]
-    ids = [tokenizer.encode(p) if isinstance(p, str) else _ids(p, "prompt") for p in prompt]
-    texts = [p if isinstance(p, str) else tokenizer.decode(i, skip_special=False) for p, i in zip(prompt, ids, strict=True)]
+    ids = [_encoded(tokenizer, p, "prompt", True) if isinstance(p, str) else _ids(p, "prompt") for p in prompt]
+    texts = [
+        p if isinstance(p, str) else tokenizer.decode(i, skip_special=False) for p, i in zip(prompt, ids, strict=True)
+    ]
     if not all(ids):
         raise bad("the prompt is empty", "prompt")
     return ids, texts
+
+
+def _encoded(tokenizer: Tokenizer, text: str, name: str, add_special: bool = False) -> list[int]:
+    """`add_special` puts the tokens before a bare prompt that the model expects; a chat template writes its own."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise bad(f"{name} holds half of a surrogate pair, which is not text: {error}", name) from None
+    return tokenizer.encode(text, add_special=add_special)
 
 
 def _ids(value: Any, name: str) -> list[int]:

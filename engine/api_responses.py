@@ -2,42 +2,58 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from engine.api_requests import Ask
 from engine.models.tokenizer import Tokenizer
 from engine.sequence import TokenEvent
 from engine.stream import TextStream
 
+encode_json = msgspec.json.Encoder().encode
+
+
+class Logprob(NamedTuple):
+    """A token as text, its bytes and its logprob, with the alternatives to it (which have none themselves)."""
+
+    token: str
+    raw: bytes
+    logprob: float
+    top: tuple[Logprob, ...] = ()
+
 
 @dataclass
 class Choice:
-    """One choice as it grows."""
+    """One choice as it grows. `offset` counts characters of the tokens whose logprobs have been written."""
 
     index: int
     prompt: int  # which of the request's prompts
     text_stream: TextStream
+    offset: int = 0
     text: str = ""
     tokens: int = 0
     cached_tokens: int = 0
     version: str = ""
     finish_reason: str | None = None
-    logprobs: list[tuple[str, float, list[tuple[str, float]]]] = field(default_factory=list)
+    opened: bool = False  # its first chunk has been written
+    logprobs: list[Logprob] = field(default_factory=list)
 
     def take(self, event: TokenEvent, ask: Ask, tokenizer: Tokenizer, eos_ids: tuple[int, ...]) -> str:
-        """Adds one event; returns the text it lets out."""
+        """Adds one event; returns the text it lets out. The token that ends a choice is counted, but not shown."""
         self.tokens += 1
         self.cached_tokens, self.version = event.cached_tokens, event.version
-        ended_by_token = event.finish_reason == "stop"
-        if ask.logprobs >= 0 and not math.isnan(event.logprob):
-            top = [(tokenizer.token(t), p) for t, p in event.top]
-            self.logprobs.append((tokenizer.token(event.token_id), event.logprob, top))
-        hidden = ended_by_token and (event.token_id in eos_ids or event.token_id in ask.sampling.stop_token_ids)
-        text = self.text_stream.finish() if hidden else self.text_stream.push(event.token_id, last=event.finish_reason is not None)
+        ends = event.token_id in eos_ids or event.token_id in ask.sampling.stop_token_ids
+        if event.finish_reason == "stop" and ends:
+            text = self.text_stream.finish()
+        else:
+            text = self.text_stream.push(event.token_id, last=event.finish_reason is not None)
+            if ask.logprobs >= 0:
+                top = tuple(_logprob(tokenizer, token, p) for token, p in event.top)
+                self.logprobs.append(_logprob(tokenizer, event.token_id, event.logprob, top))
         self.finish_reason = "stop" if self.text_stream.stopped else event.finish_reason
         self.text += text
         return text
@@ -50,30 +66,32 @@ class Writer:
         self.ask, self.model, self.created = ask, model, int(time.time())
         self.id = ("chatcmpl-" if ask.chat else "cmpl-") + secrets.token_hex(12)
         self.kind = "chat.completion" if ask.chat else "text_completion"
+        self.part_kind = "chat.completion.chunk" if ask.chat else self.kind
 
-    def whole(self, choices: list[Choice]) -> dict[str, Any]:
-        return self._frame(self.kind, [self._choice(c) for c in choices]) | {"usage": self.usage(choices)}
+    def whole(self, choices: list[Choice]) -> bytes:
+        frame = self._frame(self.kind, [self._choice(c) for c in choices])
+        return encode_json(frame | {"usage": self.usage(choices)})
 
-    def first(self, choice: Choice) -> dict[str, Any] | None:
-        """The role-only chunk that opens a chat choice; the echoed prompt of a completion that asked for it."""
-        if self.ask.chat:
-            return self._chunk(choice, {"delta": {"role": "assistant", "content": ""}})
-        if self.ask.echo:
-            return self._chunk(choice, {"text": self.ask.prompt_texts[choice.prompt], "logprobs": None})
-        return None
+    def part(self, choice: Choice, text: str) -> bytes:
+        """Server-sent events for new text of a choice: none while there is nothing to show.
 
-    def part(self, choice: Choice, text: str) -> dict[str, Any]:
-        """A chunk with new text; the choice's finish reason on its last one."""
-        if self.ask.chat:
-            body: dict[str, Any] = {"delta": {"content": text} if text else {}, "logprobs": self._logprobs(choice, True)}
-        else:
-            body = {"text": text, "logprobs": self._logprobs(choice, True)}
-        return self._chunk(choice, body, choice.finish_reason)
+        The first of a choice comes with what opens it: the role of a chat message, or the prompt to be echoed.
+        """
+        if not text and not choice.finish_reason:
+            return b""
+        opening = b""
+        if not choice.opened:
+            choice.opened = True
+            opening = self._opening(choice)
+        shown: dict[str, Any] = {"delta": {"content": text} if text else {}} if self.ask.chat else {"text": text}
+        return opening + self._chunk(choice, shown | {"logprobs": self._logprobs(choice)}, choice.finish_reason)
 
-    def end(self, choices: list[Choice]) -> dict[str, Any]:
-        """The last chunk of a stream that asked for usage: no choices."""
-        kind = "chat.completion.chunk" if self.ask.chat else self.kind
-        return self._frame(kind, []) | {"usage": self.usage(choices)}
+    def end(self, choices: list[Choice]) -> bytes:
+        """What closes a stream: the usage without choices, where it was asked for, and the end mark."""
+        usage = b""
+        if self.ask.include_usage:
+            usage = sse(self._frame(self.part_kind, []) | {"usage": self.usage(choices)})
+        return usage + DONE
 
     def usage(self, choices: list[Choice]) -> dict[str, Any]:
         prompt = sum(len(p) for p in self.ask.prompts)
@@ -86,38 +104,63 @@ class Writer:
             "prompt_tokens_details": {"cached_tokens": cached},
         }
 
+    def _opening(self, choice: Choice) -> bytes:
+        if self.ask.chat:
+            return self._chunk(choice, {"delta": {"role": "assistant", "content": ""}, "logprobs": None})
+        if self.ask.echo:
+            return self._chunk(choice, {"text": self.ask.prompt_texts[choice.prompt], "logprobs": None})
+        return b""
+
     def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
 
-    def _chunk(self, choice: Choice, body: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-        kind = "chat.completion.chunk" if self.ask.chat else self.kind
-        frame = self._frame(kind, [{"index": choice.index, **body, "finish_reason": reason}])
-        return frame | {"usage": None} if self.ask.include_usage else frame
+    def _chunk(self, choice: Choice, body: dict[str, Any], reason: str | None = None) -> bytes:
+        frame = self._frame(self.part_kind, [{"index": choice.index, **body, "finish_reason": reason}])
+        return sse(frame | {"usage": None} if self.ask.include_usage else frame)
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
-        shared = {"index": choice.index, "finish_reason": choice.finish_reason, "logprobs": self._logprobs(choice, False)}
+        shared = {
+            "index": choice.index,
+            "finish_reason": choice.finish_reason,
+            "logprobs": self._logprobs(choice),
+        }
         if self.ask.chat:
             return shared | {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
         return shared | {"text": (self.ask.prompt_texts[choice.prompt] if self.ask.echo else "") + choice.text}
 
-    def _logprobs(self, choice: Choice, newest: bool) -> dict[str, Any] | None:
-        """Of all tokens, or in a stream of those since the last chunk (which are then forgotten)."""
+    def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
+        """Of the tokens since it was last asked."""
         if self.ask.logprobs < 0:
             return None
-        entries, choice.logprobs = choice.logprobs, [] if newest else choice.logprobs
+        entries, choice.logprobs = choice.logprobs, []
         if self.ask.chat:
-            return {"content": [_chat_entry(t, p) | {"top_logprobs": [_chat_entry(*a) for a in top]} for t, p, top in entries]}
-        offsets, place = [], 0
-        for token, _, _ in entries:
-            offsets.append(place)
-            place += len(token)
+            return {"content": [_chat_entry(e) | {"top_logprobs": [_chat_entry(a) for a in e.top]} for e in entries]}
+        offsets = []
+        for entry in entries:
+            offsets.append(choice.offset)
+            choice.offset += len(entry.token)
         return {
-            "tokens": [t for t, _, _ in entries],
-            "token_logprobs": [p for _, p, _ in entries],
-            "top_logprobs": [dict(top) for _, _, top in entries],
+            "tokens": [e.token for e in entries],
+            "token_logprobs": [e.logprob for e in entries],
+            "top_logprobs": [{a.token: a.logprob for a in e.top} for e in entries],
             "text_offset": offsets,
         }
 
 
-def _chat_entry(token: str, logprob: float) -> dict[str, Any]:
-    return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+DONE = b"data: [DONE]\n\n"
+
+
+def sse(body: dict[str, Any]) -> bytes:
+    return b"data: " + encode_json(body) + b"\n\n"
+
+
+def _logprob(tokenizer: Tokenizer, token: int, logprob: float, top: tuple[Logprob, ...] = ()) -> Logprob:
+    text = tokenizer.token(token)
+    return Logprob(text, tokenizer.token_bytes(token) or text.encode(), max(logprob, LOWEST), top)
+
+
+LOWEST = -9999.0  # JSON has no minus infinity: a token that was ruled out
+
+
+def _chat_entry(entry: Logprob) -> dict[str, Any]:
+    return {"token": entry.token, "logprob": entry.logprob, "bytes": list(entry.raw)}

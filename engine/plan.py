@@ -103,7 +103,7 @@ class PlanStore:
         there = self.wanted(plan.endpoint)
         if there is not None and plan.generation <= there.generation:
             raise PlanError(
-                f"Generation {plan.generation} is not newer than {there.generation}, the one in force; read that first.",
+                f"Generation {plan.generation} is not newer than {there.generation}, the one in force; read it first.",
                 conflict=True,
             )
         self._write(plan.endpoint, "plan.json", plan)

@@ -62,6 +62,17 @@ class EngineRunner:
         await asyncio.to_thread(self._host.close)
 
     @property
+    def limit(self) -> int:
+        """Tokens a new request may have, prompt and answer together."""
+        assert self.engine is not None
+        return self.engine.lanes[-1].limit
+
+    @property
+    def stats(self) -> dict[str, float]:
+        counts = self.engine.stats() if self.engine else {}
+        return counts | {"host_restarts": self.restarts}
+
+    @property
     def unfinished(self) -> int:
         return len(self._streams)
 

@@ -2,66 +2,61 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 
 from engine.models.tokenizer import Tokenizer
 
-REPLACEMENT = "\ufffd"
-PATIENCE = 8  # tokens a split character may take before what there is goes out as it is
-
 
 class TextStream:
-    """Text of one choice. `push` returns what may be sent now; text that may be the start of a stop string is held back."""
+    """Text of one choice. Text that may be the start of a stop string, and bytes that may be part of a character, wait.
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), include_stop: bool = False) -> None:
-        self._tokenizer = tokenizer
-        self._stop = [s for s in stop if s]
-        self._include_stop = include_stop
-        self._ids: list[int] = []
-        self._read = 0  # tokens whose text has been taken
-        self._prefix = 0  # a few tokens earlier, decoded along so that spaces between tokens come out right
+    Stop strings count from the `min_tokens`th token on. What is pushed joins to the tokenizer's decoding of it all, but
+    for a character of which the end never came.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str] = (), include_stop: bool = False, min_tokens: int = 0
+    ) -> None:
+        self._tokenizer, self._stop = tokenizer, [s for s in stop if s]
+        self._include_stop, self._min_tokens = include_stop, min_tokens
+        self._longest = max((len(s) for s in self._stop), default=0)
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._tokens = 0
+        self._first = tokenizer.drops_first_space
         self._held = ""
         self.stopped = False
 
     def push(self, token_id: int, last: bool = False) -> str:
-        """Text to send after one more token. Sets `stopped` once a stop string is complete; nothing comes after that."""
+        """Text to send after one more token. Sets `stopped` once a stop string is complete: nothing comes after."""
         if self.stopped:
             return ""
-        self._ids.append(token_id)
-        return self._filter(self._take(last), last)
+        self._tokens += 1
+        raw = self._tokenizer.token_bytes(token_id)
+        if self._first and raw:
+            raw, self._first = raw.removeprefix(b" "), False
+        return self._filter(self._decode(raw), last)
 
     def finish(self) -> str:
-        """What is still held back when the choice ends without a further token."""
-        if self.stopped:
-            return ""
-        return self._filter(self._take(True), True)
-
-    def _take(self, last: bool) -> str:
-        before = self._tokenizer.decode(self._ids[self._prefix : self._read])
-        text = self._tokenizer.decode(self._ids[self._prefix :])
-        waiting = len(self._ids) - self._read
-        if text.endswith(REPLACEMENT) and not last and waiting < PATIENCE:
-            return ""
-        self._prefix, self._read = self._read, len(self._ids)
-        return text[len(before) :]
+        """What still waits when the choice ends without a further token."""
+        return "" if self.stopped else self._filter("", True)
 
     def _filter(self, new: str, last: bool) -> str:
+        if not self._stop or (self._tokens < self._min_tokens and not last):
+            return new
         text = self._held + new
-        if not self._stop:
-            return text
-        found = [(text.index(s), s) for s in self._stop if s in text]
+        found = [(text.index(s), s) for s in self._stop if s in text] if self._tokens >= self._min_tokens else []
         if found:
             place, stop = min(found)
             self.stopped, self._held = True, ""
             return text[: place + len(stop)] if self._include_stop else text[:place]
         keep = 0 if last else self._possible_start(text)
-        self._held = text[len(text) - keep :] if keep else ""
+        self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
     def _possible_start(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop string."""
-        longest = max(len(s) for s in self._stop) - 1
-        for n in range(min(longest, len(text)), 0, -1):
+        for n in range(min(self._longest - 1, len(text)), 0, -1):
             if any(s.startswith(text[-n:]) for s in self._stop):
                 return n
         return 0

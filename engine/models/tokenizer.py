@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
@@ -15,6 +16,18 @@ from tokenizers import Tokenizer as FastTokenizer
 from engine.models.config import read_config
 from engine.models.errors import ModelError
 
+WORD_START = "\u2581"
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letters byte-level BPE writes bytes with: printable Latin-1 stands for itself, the rest from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+BYTE_OF = _byte_letters()
+
 
 class ChatError(ValueError):
     """The messages do not fit the model's chat template."""
@@ -26,7 +39,9 @@ class Tokenizer:
     def __init__(self, folder: Path) -> None:
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
-            raise ModelError("missing_tokenizer", f"{folder} has no tokenizer.json.", "Copy it from the model's source.")
+            raise ModelError(
+                "missing_tokenizer", f"{folder} has no tokenizer.json.", "Copy it from the model's source."
+            )
         try:
             self._tokenizer = FastTokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
@@ -34,8 +49,16 @@ class Tokenizer:
         self._config = self._read_described(Path(folder))
         self._template_text = self._read_template(Path(folder))
         self._environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        self._environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: date.today().strftime(form)}
+        self._environment.globals |= {
+            "raise_exception": _refuse,
+            "strftime_now": lambda form: date.today().strftime(form),
+        }
         self._template = self._environment.from_string(self._template_text) if self._template_text else None
+        self._added = self._tokenizer.get_added_tokens_decoder()
+        self._bytes: dict[int, bytes] = {}
+        decoder = self._tokenizer.decoder
+        self._byte_level = decoder is not None and "ByteLevel" in str(decoder)
+        self.drops_first_space = not self._byte_level  # SentencePiece marks the start of a text like that of a word
         config = read_config(folder)
         self.vocab_size = config.vocab_size
         self.eos_ids = self._eos_ids(config.eos_token_ids)
@@ -49,6 +72,26 @@ class Tokenizer:
     def token(self, token_id: int) -> str:
         """The text of one token, with a replacement character where it is part of one."""
         return self.decode([token_id], skip_special=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to the text, as bytes: a character may be split over tokens. Empty for special tokens."""
+        if token_id not in self._bytes:
+            self._bytes[token_id] = self._find_bytes(token_id)
+        return self._bytes[token_id]
+
+    def _find_bytes(self, token_id: int) -> bytes:
+        added = self._added.get(token_id)
+        if added is not None:
+            return b"" if added.special else added.content.encode()
+        piece = self._tokenizer.id_to_token(token_id)
+        if piece is None:  # the vocabulary may be padded
+            return b""
+        if self._byte_level:
+            known = all(c in BYTE_OF for c in piece)
+            return bytes(BYTE_OF[c] for c in piece) if known else piece.encode()
+        if re.fullmatch(r"<0x[0-9A-F]{2}>", piece):
+            return bytes([int(piece[3:5], 16)])
+        return piece.replace(WORD_START, " ").encode()
 
     @property
     def has_chat(self) -> bool:
