@@ -32,7 +32,7 @@ from engine.api_requests import ApiError, Ask, bad, check_ids, read_chat, read_c
 from engine.api_responses import Writer
 from engine.artifacts import Artifact, ArtifactError, ArtifactStore, read_artifact
 from engine.client import DEFAULT_KV_BYTES, HostClient, HostFailure
-from engine.http_server import Listener, PortInUse, read_body, run_server, tell_ready
+from engine.http_server import Listener, PortInUse, end_with_parent, read_body, run_server, tell_ready
 from engine.models.errors import ModelError
 from engine.models.tokenizer import Tokenizer
 from engine.runner import EngineRunner
@@ -287,12 +287,15 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--version-id", default="baseline")
     parser.add_argument("--generation", type=int, default=0)
     parser.add_argument("--host-log", type=Path, default=None)
+    parser.add_argument("--parent-pid", type=int, default=0, help="end when this process, our parent, does")
     parser.add_argument("--ready-fd", type=int, default=-1, help="a pipe on which to say that it serves, and how")
     return parser
 
 
 def main() -> None:
     options = arguments().parse_args()
+    if options.parent_pid:
+        end_with_parent(options.parent_pid)
     try:
         listener = Listener(options.host, options.port)
         server = Server(options, listener.port)

@@ -50,7 +50,7 @@ def run_server(app: Any, listener: Listener) -> None:
 
 
 def tell_ready(descriptor: int, message: dict[str, Any]) -> None:
-    """One JSON line to whoever started this process, which from now on ends with that process. -1: nobody did."""
+    """One JSON line to whoever started this process and waits for it. -1: nobody does."""
     if descriptor < 0:
         return
     os.write(descriptor, json.dumps(message).encode() + b"\n")
