@@ -22,6 +22,7 @@ def live_state(run: Run) -> dict[str, Any]:
     return {
         "run": run_state(run),
         "last_seq": run.last_seq,
+        "last_phase": _last(run, "phase").get("phase", ""),  # where it was; the row's own phase is "done" at the end
         "progress": _last(run, "progress"),
         "incumbent": _last(run, "incumbent"),
         "proposals": by_kind["proposal"],
