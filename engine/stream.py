@@ -42,14 +42,15 @@ class TextStream:
         return "" if self.stopped else self._filter("", True)
 
     def _filter(self, new: str, last: bool) -> str:
-        if not self._stop or (self._tokens < self._min_tokens and not last):
+        if not self._stop:
             return new
         text = self._held + new
-        found = [(text.index(s), s) for s in self._stop if s in text] if self._tokens >= self._min_tokens else []
+        counting = self._tokens >= self._min_tokens
+        found = [(text.index(s) + len(s), text.index(s)) for s in self._stop if counting and s in text]
         if found:
-            place, stop = min(found)
+            end, start = min(found)  # the one that is complete first, however the text was cut into tokens
             self.stopped, self._held = True, ""
-            return text[: place + len(stop)] if self._include_stop else text[:place]
+            return text[: end if self._include_stop else start]
         keep = 0 if last else self._possible_start(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
