@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -28,7 +30,7 @@ class Logprob(NamedTuple):
 
 @dataclass
 class Choice:
-    """One choice as it grows. `offset` counts characters of the tokens whose logprobs have been written."""
+    """One choice as it grows. `offset` counts the whole characters of tokens whose logprobs have been written."""
 
     index: int
     prompt: int  # which of the request's prompts
@@ -41,6 +43,9 @@ class Choice:
     finish_reason: str | None = None
     opened: bool = False  # its first chunk has been written
     logprobs: list[Logprob] = field(default_factory=list)
+    decode: Callable[[bytes], str] = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace").decode
+    )
 
     def take(self, event: TokenEvent, ask: Ask, tokenizer: Tokenizer, eos_ids: tuple[int, ...]) -> str:
         """Adds one event; returns the text it lets out. The token that ends a choice is counted, but not shown."""
@@ -138,11 +143,11 @@ class Writer:
         offsets = []
         for entry in entries:
             offsets.append(choice.offset)
-            choice.offset += len(entry.token)
+            choice.offset += len(choice.decode(entry.raw))
         return {
-            "tokens": [e.token for e in entries],
+            "tokens": [_printed(e) for e in entries],
             "token_logprobs": [e.logprob for e in entries],
-            "top_logprobs": [{a.token: a.logprob for a in e.top} for e in entries],
+            "top_logprobs": [{_printed(a): a.logprob for a in e.top} for e in entries],
             "text_offset": offsets,
         }
 
@@ -160,6 +165,13 @@ def _logprob(tokenizer: Tokenizer, token: int, logprob: float, top: tuple[Logpro
 
 
 LOWEST = -9999.0  # JSON has no minus infinity: a token that was ruled out
+
+
+def _printed(entry: Logprob) -> str:
+    """A token as text; part of a character by its bytes, so that different tokens never read the same."""
+    if "\ufffd" not in entry.token:
+        return entry.token
+    return "bytes:" + "".join(f"\\x{b:02x}" for b in entry.raw)
 
 
 def _chat_entry(entry: Logprob) -> dict[str, Any]:

@@ -28,8 +28,9 @@ from optimizer.records import (
 )
 from optimizer.store import Lease, LeaseLost, RunState, RunStore
 
-LEASE_TTL_S = 60.0
+LEASE_TTL_S = 30.0
 BEAT_S = 2.0
+RENEW_S = 6.0
 OnEvent = Callable[[str, dict[str, Any]], None]
 
 
@@ -51,7 +52,7 @@ class Ledger:
         self.estimates = {e.artifact_hash: e for e in self.state.estimates}
         self.verified: dict[str, bool] = {}
         self.lost: dict[str, float] = defaultdict(float)
-        self.swaps: dict[str, list[float]] = defaultdict(list)
+        self.swaps: dict[str, float] = {}  # by kind, the latest
         self.device_s = 0.0  # spent timing candidates, this attempt
         self.best_ratio = 1.0
         self._on_event = on_event or (lambda kind, payload: None)
@@ -61,6 +62,7 @@ class Ledger:
         self._thread = threading.Thread(target=self._beat, daemon=True, name="lease")
 
     def __enter__(self) -> Ledger:
+        self.store.renew(self.lease, LEASE_TTL_S)  # whoever claimed it may have asked for less
         self._thread.start()
         return self
 
@@ -136,7 +138,7 @@ class Ledger:
         self.verified[artifact_hash] = passed
 
     def swap(self, kind: str, seconds: float) -> None:
-        self.swaps[kind].append(seconds)
+        self.swaps[kind] = seconds
         self.event("swap", {"kind": kind, "seconds": seconds})
 
     def restored_checks(self) -> dict[str, list[Check]]:
@@ -202,20 +204,23 @@ class Ledger:
         return [{"why": why, "seconds": round(seconds, 2)} for why, seconds in ordered]
 
     def _beat(self) -> None:
-        """Renews the lease and looks for a wish to stop. It never runs beside something that is timed."""
+        """Renews the lease and looks for a wish to stop; between timed blocks, unless those leave no gap for long."""
         renewed = time.monotonic()
         while not self._stop.wait(BEAT_S):
-            with self.quiet:
-                try:
-                    if time.monotonic() - renewed > LEASE_TTL_S / 4:
-                        self.store.renew(self.lease, LEASE_TTL_S)
-                        renewed = time.monotonic()
-                    self._cancelled = self._cancelled or self.store.cancelled(self.config.run_id)
-                    self.store.set_progress(self.lease, self.phase, self.elapsed())
-                    self.progress()
-                except LeaseLost:
-                    self._lease_lost = True
-                    return
+            between = self.quiet.acquire(timeout=RENEW_S)
+            try:
+                if time.monotonic() - renewed > RENEW_S:
+                    self.store.renew(self.lease, LEASE_TTL_S)
+                    renewed = time.monotonic()
+                self._cancelled = self._cancelled or self.store.cancelled(self.config.run_id)
+                self.store.set_progress(self.lease, self.phase, self.elapsed())
+                self.progress()
+            except LeaseLost:
+                self._lease_lost = True
+                return
+            finally:
+                if between:
+                    self.quiet.release()
 
 
 def passed(checks: list[Check]) -> bool:

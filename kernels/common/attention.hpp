@@ -18,8 +18,8 @@
 #ifndef PM_ATTENTION_ROWS  // query rows (tokens x heads of a group) in one tile
 #define PM_ATTENTION_ROWS 12
 #endif
-#ifndef PM_KV_PREFETCH  // 1: fetch the next block while this one is used
-#define PM_KV_PREFETCH 1
+#ifndef PM_KV_PREFETCH  // cache blocks fetched ahead of the one in use: blocks lie apart, where no hardware prefetcher looks
+#define PM_KV_PREFETCH 2
 #endif
 static_assert(PM_SPAN % 64 == 0, "PM_SPAN is a multiple of 64");
 static_assert(PM_ATTENTION_ROWS >= 1 && PM_ATTENTION_ROWS <= 14, "PM_ATTENTION_ROWS is 1 to 14");
@@ -79,31 +79,31 @@ static inline void for_attention_tiles(int rows, F&& f) {
 
 // out[MR][16 * NV] (row stride PM_SPAN) = q . keys
 template <int MR, int NV>
-static __attribute__((noinline)) void scores_tile(const bf16* q, const Cache& c, const bf16* keys, float* out) {
+static __attribute__((noinline)) void scores_tile(const bf16* q, const Cache& c, const bf16* keys, int64_t ahead, float* out) {
   V acc[MR][NV];
   clear(acc);
-  tile<MR, NV>(q, c.head_dim, keys, c.block_size * 2, c.head_dim / 2, 0, acc);
+  tile<MR, NV, PM_KV_PREFETCH != 0>(q, c.head_dim, keys, c.block_size * 2, c.head_dim / 2, ahead, acc);
   for (int i = 0; i < MR; i++)
     for (int j = 0; j < NV; j++) vstore(out + i * PM_SPAN + j * 16, acc[i][j]);
 }
 
-static inline void block_scores(int rows, const bf16* q, const Cache& c, const bf16* keys, float* out) {
+static inline void block_scores(int rows, const bf16* q, const Cache& c, const bf16* keys, int64_t ahead, float* out) {
   for_attention_tiles(rows, [&](auto mr, int at) {
     int t = 0;
-    for (; t + 32 <= c.block_size; t += 32) scores_tile<mr(), 2>(q + at * c.head_dim, c, keys + t * 2, out + at * PM_SPAN + t);
-    if (t < c.block_size) scores_tile<mr(), 1>(q + at * c.head_dim, c, keys + t * 2, out + at * PM_SPAN + t);
+    for (; t + 32 <= c.block_size; t += 32) scores_tile<mr(), 2>(q + at * c.head_dim, c, keys + t * 2, at ? 0 : ahead, out + at * PM_SPAN + t);
+    if (t < c.block_size) scores_tile<mr(), 1>(q + at * c.head_dim, c, keys + t * 2, at ? 0 : ahead, out + at * PM_SPAN + t);
   });
 }
 
 // sum[MR][16 * NV] (row stride head_dim) += p[MR, tokens] (row stride PM_SPAN) . values
 template <int MR, int NV>
-static __attribute__((noinline)) void values_tile(const bf16* p, const Cache& c, const bf16* values, int tokens, float* sum) {
+static __attribute__((noinline)) void values_tile(const bf16* p, const Cache& c, const bf16* values, int tokens, int64_t ahead, float* sum) {
   V acc[MR][NV];
   PM_UNROLL_LOOP(14)
   for (int i = 0; i < MR; i++)
     PM_UNROLL_LOOP(4)
     for (int j = 0; j < NV; j++) acc[i][j] = vload(sum + i * c.head_dim + j * 16);
-  tile<MR, NV>(p, PM_SPAN, values, c.head_dim * 2, tokens / 2, 0, acc);
+  tile<MR, NV, PM_KV_PREFETCH != 0>(p, PM_SPAN, values, c.head_dim * 2, tokens / 2, ahead, acc);
   if (tokens & 1) {  // the last pair's second token is not part of the context: its bits must not count, not even times zero
     const int64_t q = tokens / 2;
     PM_UNROLL_LOOP(4)
@@ -119,11 +119,11 @@ static __attribute__((noinline)) void values_tile(const bf16* p, const Cache& c,
     for (int j = 0; j < NV; j++) vstore(sum + i * c.head_dim + j * 16, acc[i][j]);
 }
 
-static inline void block_values(int rows, const bf16* p, const Cache& c, const bf16* values, int tokens, float* sum) {
+static inline void block_values(int rows, const bf16* p, const Cache& c, const bf16* values, int tokens, int64_t ahead, float* sum) {
   for_attention_tiles(rows, [&](auto mr, int at) {
     int d = 0;
-    for (; d + 32 <= c.head_dim; d += 32) values_tile<mr(), 2>(p + at * PM_SPAN, c, values + d * 2, tokens, sum + at * c.head_dim + d);
-    if (d < c.head_dim) values_tile<mr(), 1>(p + at * PM_SPAN, c, values + d * 2, tokens, sum + at * c.head_dim + d);
+    for (; d + 32 <= c.head_dim; d += 32) values_tile<mr(), 2>(p + at * PM_SPAN, c, values + d * 2, tokens, at ? 0 : ahead, sum + at * c.head_dim + d);
+    if (d < c.head_dim) values_tile<mr(), 1>(p + at * PM_SPAN, c, values + d * 2, tokens, at ? 0 : ahead, sum + at * c.head_dim + d);
   });
 }
 
@@ -157,24 +157,16 @@ static void attend_span(int rows, const bf16* q, const Cache& c, const int32_t* 
   int most = 0;
   for (int i = 0; i < rows; i++) most = valid[i] > most ? valid[i] : most;
   const int count = (most + c.block_size - 1) / c.block_size, padded = count * c.block_size;
-  for (int b = 0; b < count; b++) {
-#if PM_KV_PREFETCH
-    const char* next = (const char*)(b + 1 < count ? c.key_block(blocks[b + 1], head) : c.value_block(blocks[0], head));
-    for (int64_t at = 0; at < int64_t(c.block_size) * c.head_dim * 2; at += 64) prefetch(next + at);
-#endif
-    block_scores(rows, q, c, c.key_block(blocks[b], head), s + b * c.block_size);
-  }
+  // The blocks in the order they are read: keys, then values. Distance in bytes from one to that PM_KV_PREFETCH further on.
+  const auto place = [&](int i) { return (const char*)(i < count ? c.key_block(blocks[i], head) : c.value_block(blocks[i - count], head)); };
+  const auto ahead = [&](int i) { return i + PM_KV_PREFETCH < 2 * count ? place(i + PM_KV_PREFETCH) - place(i) : 0; };
+  for (int b = 0; b < count; b++)
+    block_scores(rows, q, c, c.key_block(blocks[b], head), ahead(b), s + b * c.block_size);
   for (int i = 0; i < rows; i++) parts[i] = soften(s + i * PM_SPAN, p + i * PM_SPAN, valid[i], padded, scale);
   std::memset(out, 0, sizeof(float) * size_t(rows * c.head_dim));
   for (int b = 0; b < count; b++) {
-#if PM_KV_PREFETCH
-    if (b + 1 < count) {
-      const char* next = (const char*)c.value_block(blocks[b + 1], head);
-      for (int64_t at = 0; at < int64_t(c.block_size) * c.head_dim * 2; at += 64) prefetch(next + at);
-    }
-#endif
     const int left = most - b * c.block_size;
-    block_values(rows, p + b * c.block_size, c, c.value_block(blocks[b], head), left < c.block_size ? left : c.block_size, out);
+    block_values(rows, p + b * c.block_size, c, c.value_block(blocks[b], head), left < c.block_size ? left : c.block_size, ahead(count + b), out);
   }
 }
 

@@ -47,16 +47,17 @@ static void pack_panels(const bf16* w, int64_t n, int64_t k, bf16* out, int64_t 
     }
 }
 
-// acc[i][j] += x[i, 0:2*pairs] . w, the weights of pair q being NV vectors at w + q * stride. `ahead` > 0 prefetches.
-template <int MR, int NV>
-static inline __attribute__((always_inline)) void tile(const bf16* x, int64_t ldx, const bf16* w, int64_t stride, int64_t pairs, int ahead,
-                                                       V (&acc)[MR][NV]) {
+// acc[i][j] += x[i, 0:2*pairs] . w, the weights of pair q being NV vectors at w + q * stride. With FETCH, what lies `ahead`
+// bytes from each vector is prefetched.
+template <int MR, int NV, bool FETCH>
+static inline __attribute__((always_inline)) void tile(const bf16* x, int64_t ldx, const bf16* w, int64_t stride, int64_t pairs,
+                                                       int64_t ahead, V (&acc)[MR][NV]) {
   const auto step = [&](int64_t q) __attribute__((always_inline)) {
     W b[NV];
     PM_UNROLL_LOOP(4)
     for (int j = 0; j < NV; j++) {
       b[j] = wload(w + q * stride + j * 32);
-      if (ahead) prefetch((const char*)(w + q * stride + j * 32) + ahead);
+      if (FETCH) prefetch((const char*)(w + q * stride + j * 32) + ahead);
     }
     PM_UNROLL_LOOP(14)
     for (int i = 0; i < MR; i++) {
@@ -92,7 +93,7 @@ static __attribute__((noinline)) void panel_product(const bf16* x, int64_t ldx, 
   const int64_t pairs = (k + 1) / 2;
   V acc[MR][PM_PANEL_VECS];
   clear(acc);
-  tile<MR, PM_PANEL_VECS>(x, ldx, w + p * PANEL * pairs * 2, PANEL * 2, pairs, FIRST ? PM_PREFETCH : 0, acc);
+  tile<MR, PM_PANEL_VECS, FIRST && PM_PREFETCH>(x, ldx, w + p * PANEL * pairs * 2, PANEL * 2, pairs, PM_PREFETCH, acc);
   for (int i = 0; i < MR; i++)
     for (int j = 0; j < PM_PANEL_VECS; j++) vstore(out + i * PANEL + j * 16, acc[i][j]);
 }

@@ -55,7 +55,10 @@ static inline uint32_t load_pair(const bf16* p) {
   return v;
 }
 
-static inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+#ifndef PM_PREFETCH_LEVEL  // 1: into the first-level cache, 2: into the second
+#define PM_PREFETCH_LEVEL 2
+#endif
+static inline void prefetch(const void* p) { __builtin_prefetch(p, 0, PM_PREFETCH_LEVEL == 1 ? 3 : 2); }
 
 // ---- V: 16 floats. W: 32 bf16, lane i holding elements 2i (low half) and 2i+1 (high half). -------------------------------
 #if PM_ISA >= 3

@@ -1,4 +1,4 @@
-"""What an agent is and what it sees. An agent writes programs for one focus; the search measures them and tells all agents.
+"""What an agent is and what it sees. An agent writes programs for one focus; the search measures them and tells all.
 
 Agents hold no clock, no files and no torch. What they propose depends on the view, on what they were told and on the
 seed alone, so that a run can be repeated, and a resumed run (told everything again) goes on where it stopped.

@@ -19,11 +19,11 @@ class CacheAgent(FocusAgent):
     def tune(self, view: SearchView) -> Iterator[Program]:
         """Block sizes of the best program and of the baseline's layout."""
         for base in (self.memory.best(), Program()):
-            now = base.settings.get("block_size", 32 if {"paged_attention", "decode_step"} & set(base.kernels) else 16)
+            now = base.settings.get("block_size", 32 if "whole_step" in base.parts else 16)
             span = base.parameters.get("PM_SPAN", 256)
             yield from (base.plus(block_size=size) for size in BLOCK_SIZES if size != now and span % size == 0)
 
     def reason(self, name: str, value: object, program: Program) -> str:
         if name == "block_size":
-            return f"Blocks of {value} tokens: longer ones are fewer pieces to gather, shorter ones waste less of the pool."
+            return f"Blocks of {value} tokens: longer ones are fewer pieces to gather, shorter ones waste less memory."
         return super().reason(name, value, program)

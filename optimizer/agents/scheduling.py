@@ -19,7 +19,7 @@ KNOBS: tuple[dict[str, Any], ...] = (
 )
 REASONS = {
     "policy": {
-        "prefill_first": "a new request's prompt goes first, so that decode steps run with more rows for the same weight traffic",
+        "prefill_first": "a new request's prompt goes first, so that decode steps have more rows a read of the weights",
         "decode_first": "running requests never wait for a prompt, and steps stay of one kind",
         "mixed": "prompts ride along with decodes",
     },

@@ -12,7 +12,7 @@ CALLS_A_LAYER = 40  # of the baseline's decode step, counted by a profiler
 
 
 def figures(view: SearchView) -> dict[str, str]:
-    """What `why` texts may name. `{attention}` and so on are shares of a decode step, `{.._prefill}` of a prefill step."""
+    """What `why` texts may name; `{attention}` is a share of a decode step, `{attention_prefill}` of a prefill step."""
     c = view.config
     layers, heads = int(c.get("num_hidden_layers", 1)), int(c.get("num_attention_heads", 1))
     kv_heads = int(c.get("num_key_value_heads", heads))

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from engine.client import HostClient, HostFailure
@@ -24,18 +25,26 @@ from optimizer.verify.faults import CONTROLS, Fault
 from optimizer.verify.runner import Verifier
 
 LAYERS = 2
+FILE = "controls.json"
+
+
+def known(verifier: Verifier, data_dir: Path) -> dict[str, bool]:
+    """check -> whether its fault was caught, as far as it was tried here."""
+    return _read(Path(data_dir) / FILE).get(_key(verifier), {})
 
 
 def caught(verifier: Verifier, data_dir: Path, stop_at: float = float("inf")) -> dict[str, bool]:
-    """check -> whether its fault was caught. What `stop_at` (of time.monotonic) left undone is not in the answer."""
-    path = Path(data_dir) / "controls.json"
-    key = _key(verifier)
-    known: dict[str, bool] = _read(path).get(key, {})
-    missing = [name for name in CONTROLS if name not in known and (name != "proof of application" or has_compiler())]
+    """As `known`, after trying what was not. What `stop_at` (of time.monotonic) left undone is not in the answer."""
+    path, found = Path(data_dir) / FILE, known(verifier, data_dir)
+    missing = [name for name in CONTROLS if name not in found and (name != "proof of application" or has_compiler())]
     if missing:
-        known |= run(verifier, missing, stop_at)
-        _write(path, _read(path) | {key: known})
-    return known
+        found |= run(verifier, missing, stop_at)
+        _write(path, _read(path) | {_key(verifier): found})
+    return found
+
+
+def mark(checks: list[Check], found: dict[str, bool]) -> list[Check]:
+    return [replace(c, control_caught=found.get(c.check)) for c in checks]
 
 
 def run(verifier: Verifier, names: list[str], stop_at: float = float("inf")) -> dict[str, bool]:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from optimizer.traffic.profile import TrafficProfile
 from polymorph_web.ui import figures as fig
 from polymorph_web.ui.figures import WINNER, Chart, Figure
 
@@ -108,15 +107,12 @@ def sparkline(values: Sequence[float | None], marks: Sequence[int] = (), unit: s
     return Spark(line, area, [place(i, 0)[0] for i in marks if 0 <= i <= right], spots[-1], label)
 
 
-def traffic_histogram(profile: TrafficProfile | Mapping[str, Any], samples: int = 2000) -> list[Chart]:
-    """ISL and OSL of requests drawn from the profile: what a search would send."""
-    if isinstance(profile, Mapping):
-        profile = TrafficProfile.from_json(dict(profile))
-    shapes = profile.sample(samples, seed=1)
-    return [
-        histogram_chart("isl", "Input length (ISL)", [s.isl for s in shapes]),
-        histogram_chart("osl", "Output length (OSL)", [s.osl for s in shapes]),
-    ]
+def traffic_charts(sample: Sequence[Any]) -> tuple[Chart, Chart]:
+    """ISL and OSL histograms of sampled request shapes (anything with `isl` and `osl`)."""
+    return (
+        histogram_chart("isl", "Input length (ISL)", [s.isl for s in sample]),
+        histogram_chart("osl", "Output length (OSL)", [s.osl for s in sample]),
+    )
 
 
 class Series(NamedTuple):

@@ -49,9 +49,10 @@ class EndpointForm(forms.Form):
         super().__init__(*args, **kwargs)
         self.fields["preset"].choices = [(name, name) for name in presets()]
         self.profile: TrafficProfile | None = None
+        self.model_path = ""
 
     def clean_slug(self) -> str:
-        slug = self.cleaned_data["slug"]
+        slug = self.cleaned_data["slug"].lower()
         if Endpoint.objects.filter(slug=slug).exists():
             raise ValidationError("An endpoint answers to this name already; choose another.")
         return slug

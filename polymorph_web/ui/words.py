@@ -48,6 +48,9 @@ STATES: dict[str, StateWord] = {
     "paused": StateWord("pause", "Paused", "warn"),
     "promoted": StateWord("check-circle", "Promoted", "ok"),
     "promoting": StateWord("refresh", "Promoting", "info"),
+    "returning": StateWord("undo", "Rolling back", "warn"),
+    "done": StateWord("check-circle", "Serving", "ok"),
+    "rollout": StateWord("branch", "Rolling out", "info"),
     "aborted": StateWord("x-circle", "Aborted", "bad"),
     "rolled_back": StateWord("undo", "Rolled back", "warn"),
     "stable": StateWord("check-circle", "Serving", "ok"),
@@ -65,6 +68,15 @@ STATES: dict[str, StateWord] = {
     "intact": StateWord("shield", "Chain intact", "ok"),
     "broken": StateWord("alert", "Chain broken", "bad"),
 }
+
+PHASES = (
+    ("queued", "Queued"),
+    ("profile", "Profile"),
+    ("search", "Search"),
+    ("verify", "Verify"),
+    ("measure", "Measure"),
+    ("report", "Report"),
+)
 
 POST_WORDS = {
     "claim": ("flask", "claims"),

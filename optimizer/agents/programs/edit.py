@@ -1,7 +1,7 @@
 """Parts: small edits of the baseline's source, kept as text. A candidate is the baseline with some parts put in.
 
-A part file has a head of `key: value` lines, then hunks. Each hunk names text that stands exactly once in the source and
-what it becomes, so a program differs from the baseline by its parts and by nothing else:
+A part file has a head of `key: value` lines, then hunks. Each hunk names text that stands exactly once in the source
+and what it becomes, so a program differs from the baseline by its parts and by nothing else:
 
     <<<<
     text as it is

@@ -11,9 +11,10 @@ from django import template
 from django.templatetags.static import static
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
-from django.utils.html import format_html
+from django.utils.html import format_html, json_script
 from django.utils.safestring import SafeString
 
+from polymorph_web.endpoints.charts import Spark
 from polymorph_web.ui import words
 from polymorph_web.ui.figures import Chart
 
@@ -40,6 +41,12 @@ def whole(value: Any) -> str:
 
 
 @register.filter
+def rest_of_100(share: Any) -> float:
+    """Where a bar of `share` begins when it ends at 100."""
+    return round(100 - 100 * (words.number(share) or 0.0), 1)
+
+
+@register.filter
 def short(value: Any, length: int = 10) -> str:
     return str(value or "")[: int(length)]
 
@@ -49,10 +56,25 @@ def item(mapping: Any, key: Any) -> Any:
     return mapping.get(key) if isinstance(mapping, Mapping) else None
 
 
+NOTABLE = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "amx_tile", "asimd", "sve", "bf16")
+
+
+@register.filter
+def notable(features: Any) -> list[str]:
+    """The CPU features that decide which kernels can run, of a long list of flags."""
+    return [name for name in NOTABLE if name in (features or ())]
+
+
 @register.filter
 def initials(value: Any) -> str:
     letters = [part[0] for part in str(value or "?").replace("@", " ").replace("-", " ").replace(".", " ").split() if part]
     return "".join(letters[:2]).upper()
+
+
+@register.filter
+def post_word(kind: Any) -> str:
+    """What an agent does with a post of this kind: `claims`, `measured`, ..."""
+    return words.POST_WORDS.get(str(kind), ("", str(kind or "").replace("_", " ")))[1]
 
 
 @register.filter
@@ -150,3 +172,22 @@ def group_checks(checks: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
         worst = next((v for v in ("fail", "inconclusive", "pass") if v in verdicts), "not_applicable")
         grouped.append({"name": family, "checks": rows, "verdict": worst, "passed": verdicts.count("pass"), "total": len(rows)})
     return grouped
+
+
+@register.inclusion_tag("components/sparkline.html")
+def sparkline(spark: Spark) -> dict[str, Any]:
+    """A trend line without axes."""
+    return {"spark": spark}
+
+
+@register.simple_tag
+def run_phases() -> tuple[tuple[str, str], ...]:
+    """A run's phases in order: key and word."""
+    return words.PHASES
+
+
+@register.simple_tag
+def state_words() -> SafeString:
+    """Icons, words and tones of every state for the page's scripts, so that both sides say the same."""
+    states = {key: found._asdict() for key, found in words.STATES.items()}
+    return json_script({"states": states, "posts": {k: word for k, (_, word) in words.POST_WORDS.items()}}, "state-words")

@@ -1,0 +1,90 @@
+"""Proposals waiting to be measured. Kept full, so that an engine never waits for an agent that is thinking."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from optimizer.agents.base import Agent, SearchView
+from optimizer.board import Board
+from optimizer.builder import content_hash, mechanism_hash
+from optimizer.records import Estimate, Post, Proposal
+
+PER_AGENT = 2  # proposals that one agent may have waiting
+REFUSALS = 3  # proposals in a row that the board may refuse before an agent is passed over this round
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    proposal: Proposal
+    claim: Post
+    source_hash: str
+
+
+@dataclass
+class ProposalQueue:
+    """`on_proposal` records a proposal once it is claimed, before anyone else sees it."""
+
+    agents: Sequence[Agent]
+    board: Board
+    on_proposal: Callable[[Proposal], None]
+    waiting: list[Waiting] = field(default_factory=list)
+    duplicates: int = 0
+    _turn: int = 0
+
+    def restore(self, proposals: Iterable[Proposal]) -> None:
+        """Proposals of an earlier attempt that were claimed and never measured: they go first."""
+        for p in proposals:
+            source = mechanism_hash(p)
+            claim = Post(p.id, p.agent, "claim", p.name, data={"source_hash": source, "content_hash": content_hash(p)})
+            self.waiting.append(Waiting(p, claim, source))
+
+    def fill(self, view: Callable[[], SearchView]) -> None:
+        """Asks each agent in turn until every one has its share waiting or nothing more to say."""
+        for agent in self._in_turn():
+            held = sum(w.proposal.agent == agent.name for w in self.waiting)
+            refused = 0
+            while held < PER_AGENT and refused < REFUSALS:
+                proposal = agent.propose(view())
+                if proposal is None:
+                    break
+                if self.add(proposal):
+                    held += 1
+                else:
+                    refused += 1
+
+    def add(self, proposal: Proposal) -> bool:
+        """False when the board refuses the claim: the program was tried, or someone else is at that mechanism."""
+        source = mechanism_hash(proposal)
+        claim = self.board.claim(proposal.agent, source, content_hash(proposal), proposal.name)
+        if claim is None:
+            self.duplicates += 1
+            return False
+        self.on_proposal(proposal)
+        self.waiting.append(Waiting(proposal, claim, source))
+        return True
+
+    def take(self, predict: Callable[[Proposal], Estimate], measured: Sequence[Proposal], tried: set[str]) -> Waiting | None:
+        """The proposal worth most: a focus or mechanism not yet measured first, then the best that may come of it.
+
+        A mechanism that was measured already gives way to a new one that promises nearly as much.
+        """
+        if not self.waiting:
+            return None
+        foci = Counter(p.focus for p in measured)
+        mechanisms = Counter(p.mechanism for p in measured)
+
+        def worth(w: Waiting) -> tuple[bool, float]:
+            new_ground = not foci[w.proposal.focus] or not mechanisms[w.proposal.mechanism]
+            return new_ground, predict(w.proposal).high * (1.0 if w.source_hash in tried else 1.15)
+
+        best = max(self.waiting, key=worth)
+        self.waiting.remove(best)
+        return best
+
+    def _in_turn(self) -> list[Agent]:
+        """A new agent begins each round."""
+        start = self._turn % len(self.agents) if self.agents else 0
+        self._turn += 1
+        return [*self.agents[start:], *self.agents[:start]]
