@@ -26,19 +26,29 @@ def fail(sentence):
 
 def check_machine():
     if sys.version_info < OLDEST:
-        fail("Python %d.%d or newer is needed, and this is %d.%d. Install it, or name one: make PYTHON=/path/to/python3.11 run"
-             % (OLDEST + tuple(sys.version_info[:2])))
+        fail(
+            "Python %d.%d or newer is needed, and this is %d.%d. Install it, or name one: make PYTHON=/path/to/python3.11 run"
+            % (OLDEST + tuple(sys.version_info[:2]))
+        )
     parent = os.path.dirname(VENV) or "."
     if not os.access(parent, os.W_OK):
-        fail("the folder %s cannot be written to. Give yourself write access, or set POLYMORPH_VENV to another folder." % parent)
+        fail(
+            "the folder %s cannot be written to. Give yourself write access, or set POLYMORPH_VENV to another folder."
+            % parent
+        )
     if not os.path.exists(PYTHON):
         free = shutil.disk_usage(parent).free / 1e9
         if free < NEEDED_GB:
-            fail("%.1f GB are free in %s and %.0f GB are needed. Free some space, or set POLYMORPH_VENV to a folder on another disk."
-                 % (free, parent, NEEDED_GB))
+            fail(
+                "%.1f GB are free in %s and %.0f GB are needed. Free some space, or set POLYMORPH_VENV to a folder on another disk."
+                % (free, parent, NEEDED_GB)
+            )
     if shutil.which("g++") is None:
-        print("polymorph: no C++ compiler (g++) was found: candidates with C++ kernels or torch.compile are off. "
-              "Install g++ to switch them on.", file=sys.stderr)
+        print(
+            "polymorph: no C++ compiler (g++) was found: candidates with C++ kernels or torch.compile are off. "
+            "Install g++ to switch them on.",
+            file=sys.stderr,
+        )
 
 
 def stamp(files):
@@ -52,7 +62,9 @@ def stamp(files):
 def pip(*arguments):
     command = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "-q", *arguments]
     if subprocess.call(command) != 0:
-        fail("pip could not install " + " ".join(arguments) + ". Read its lines above; then run the same command again.")
+        fail(
+            "pip could not install " + " ".join(arguments) + ". Read its lines above; then run the same command again."
+        )
 
 
 def install(dev):

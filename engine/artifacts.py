@@ -66,7 +66,9 @@ class ArtifactStore:
         self.root = Path(data_dir).resolve() / "artifacts"
         self.root.mkdir(parents=True, exist_ok=True)
 
-    def put(self, files: Mapping[str, str], *, name: str, libraries: Mapping[str, Path] | None = None, **described: Any) -> Artifact:
+    def put(
+        self, files: Mapping[str, str], *, name: str, libraries: Mapping[str, Path] | None = None, **described: Any
+    ) -> Artifact:
         """Stores sources and built libraries; `described` are further `Manifest` fields. Raises ArtifactError for bad input."""
         libraries = libraries or {}
         _check_files(files)
@@ -148,7 +150,10 @@ def source_hash(files: Mapping[str, str], settings: Mapping[str, Any] | None = N
     """
     parts = []
     for name, text in sorted(files.items()):
-        parts += [Path(name).suffix.encode(), (_normal_python(text) if name.endswith(".py") else _normal_cpp(text)).encode()]
+        parts += [
+            Path(name).suffix.encode(),
+            (_normal_python(text) if name.endswith(".py") else _normal_cpp(text)).encode(),
+        ]
     for key, value in sorted((settings or {}).items()):
         parts.append(f"{key}={value if isinstance(value, str) else type(value).__name__}".encode())
     return _delimited(parts)
@@ -163,7 +168,12 @@ def _normal_python(text: str) -> str:
         if isinstance(node, ast.Constant):
             node.value = 0 if isinstance(node.value, (int, float, complex)) else node.value
         body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        if (
+            isinstance(body, list)
+            and body
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+        ):
             body[0].value.value = 0  # a docstring, or any constant standing alone
     return ast.dump(tree)
 
@@ -179,7 +189,9 @@ def _check_files(files: Mapping[str, str]) -> None:
         raise ArtifactError("A candidate needs a forward.py that defines build(model, settings).")
     for name, text in files.items():
         if not re.fullmatch(r"[A-Za-z_]\w*\.(py|cpp|h)", name):
-            raise ArtifactError(f"{name!r} is not a source file name: use letters, digits and _, ending in .py, .cpp or .h.")
+            raise ArtifactError(
+                f"{name!r} is not a source file name: use letters, digits and _, ending in .py, .cpp or .h."
+            )
         if len(text.encode()) > MAX_SOURCE_BYTES:
             raise ArtifactError(f"{name} holds {len(text)} characters; at most {MAX_SOURCE_BYTES} bytes are taken.")
 

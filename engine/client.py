@@ -190,7 +190,9 @@ class HostClient:
     def _timed_out(self) -> HostFailure:
         self.kill("it did not answer in time")
         mend = "Look for an endless loop, or give the call more time."
-        return HostFailure("host_timeout", "The engine host did not answer in time and was ended.", mend, self.log_tail(), True)
+        return HostFailure(
+            "host_timeout", "The engine host did not answer in time and was ended.", mend, self.log_tail(), True
+        )
 
     def _gone(self) -> HostFailure:
         code = "host_exited"
@@ -200,7 +202,10 @@ class HostClient:
         status = self._process.returncode if self._process else None
         message, mend = f"The engine host ended (exit status {status}).", "Its log says why; start it again."
         if self._killed_for == "memory":
-            code, message = "out_of_memory", f"The engine host grew past {self.memory_limit / 1e9:.1f} GB and was ended."
+            code, message = (
+                "out_of_memory",
+                f"The engine host grew past {self.memory_limit / 1e9:.1f} GB and was ended.",
+            )
             mend = "The candidate allocates too much; or raise the limit."
         elif self._killed_for:
             message = f"The engine host was ended: {self._killed_for}."

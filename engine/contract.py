@@ -21,7 +21,17 @@ from torch import Tensor
 from engine.models.config import ModelConfig
 from engine.models.rope import rope_table
 
-__all__ = ["DECODE", "PREFILL", "Batch", "ForwardPass", "KVPool", "LoadedModel", "ModelConfig", "Settings", "rope_table"]
+__all__ = [
+    "DECODE",
+    "PREFILL",
+    "Batch",
+    "ForwardPass",
+    "KVPool",
+    "LoadedModel",
+    "ModelConfig",
+    "Settings",
+    "rope_table",
+]
 
 CONTRACT_VERSION = 1
 PREFILL, DECODE = 0, 1

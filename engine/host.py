@@ -67,9 +67,16 @@ def as_error(error: BaseException) -> wire.HostError:
 
     if isinstance(error, ModelError):
         return wire.HostError(error.code, error.message, error.mend)
-    codes = {ArtifactError: "artifact_damaged", CandidateError: "bad_candidate", BadOutput: "bad_output", KeyError: "not_resident"}
+    codes = {
+        ArtifactError: "artifact_damaged",
+        CandidateError: "bad_candidate",
+        BadOutput: "bad_output",
+        KeyError: "not_resident",
+    }
     code = next((c for kind, c in codes.items() if isinstance(error, kind)), "candidate_error")
-    return wire.HostError(code, f"{type(error).__name__}: {error}", "Read the log below; the candidate's source is named in it.")
+    return wire.HostError(
+        code, f"{type(error).__name__}: {error}", "Read the log below; the candidate's source is named in it."
+    )
 
 
 class BadOutput(Exception):
@@ -132,7 +139,9 @@ class Host:
 
         start = time.perf_counter()
         model = with_layers(self.model, message.layers)
-        writer = hashlib.sha256(f"{message.artifact_hash}:{self.weights_hash}:{model.config.num_hidden_layers}".encode()).hexdigest()
+        writer = hashlib.sha256(
+            f"{message.artifact_hash}:{self.weights_hash}:{model.config.num_hidden_layers}".encode()
+        ).hexdigest()
         forward = load_forward(Path(message.path), message.artifact_hash, model, self.threads)
         pool = make_pool(forward, message.kv_bytes or self.kv_bytes, writer)
         self.resident[message.artifact_hash, message.layers] = Resident(forward, pool)
@@ -205,7 +214,9 @@ class Host:
         newest = next(reversed(self.resident.values()), None)
         dispatch = dict(getattr(newest.forward, "dispatch", {})) if newest else {}
         mapping = f"{self.weights_hash}@{next(iter(self.model.weights.values())).data_ptr():x}"
-        return wire.HostStatus(os.getpid(), rss, torch.get_num_threads(), list(self.resident), mapping, dispatch, self.sandbox_layers)
+        return wire.HostStatus(
+            os.getpid(), rss, torch.get_num_threads(), list(self.resident), mapping, dispatch, self.sandbox_layers
+        )
 
 
 def to_batch(raw: wire.WireBatch) -> Any:

@@ -57,11 +57,15 @@ def make_pool(forward: ForwardPass, kv_bytes: int, writer_hash: str) -> KVPool:
     one = forward.allocate(1)
     blocks = kv_bytes // one.bytes_per_block
     if blocks < 2:
-        raise CandidateError(f"a block takes {one.bytes_per_block} bytes and the pool may hold {kv_bytes}: fewer than two blocks")
+        raise CandidateError(
+            f"a block takes {one.bytes_per_block} bytes and the pool may hold {kv_bytes}: fewer than two blocks"
+        )
     pool = forward.allocate(blocks)
     for tensor in pool.tensors:
         if tensor.shape[0] != blocks:
-            raise CandidateError(f"dimension 0 of every pool tensor is the block: expected {blocks}, got {tuple(tensor.shape)}")
+            raise CandidateError(
+                f"dimension 0 of every pool tensor is the block: expected {blocks}, got {tuple(tensor.shape)}"
+            )
     held = sum(t.nbytes for t in pool.tensors)
     if held > kv_bytes:
         raise CandidateError(f"allocate({blocks}) took {held} bytes and said {pool.bytes_per_block} a block")

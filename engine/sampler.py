@@ -90,5 +90,7 @@ def _logprobs(scores: Tensor, token: int, wanted: int) -> tuple[float, list[tupl
     if wanted < 0:
         return math.nan, []
     logprobs = torch.log_softmax(scores, -1)
-    values, ids = logprobs.topk(min(wanted, len(logprobs))) if wanted else (torch.empty(0), torch.empty(0, dtype=torch.long))
+    values, ids = (
+        logprobs.topk(min(wanted, len(logprobs))) if wanted else (torch.empty(0), torch.empty(0, dtype=torch.long))
+    )
     return float(logprobs[token]), list(zip(ids.tolist(), values.tolist(), strict=True))

@@ -14,13 +14,27 @@ import signal
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
 MAX_FILE_BYTES = 4 << 30
 MAX_OPEN_FILES = 1024
-KEPT_ENVIRONMENT = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PYTHONPATH", "PYTHONHASHSEED")
+KEPT_ENVIRONMENT = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "TMPDIR",
+    "VIRTUAL_ENV",
+    "LD_LIBRARY_PATH",
+    "OMP_NUM_THREADS",
+    "PYTHONPATH",
+    "PYTHONHASHSEED",
+)
 
 
 def clean_environment(scratch: str) -> dict[str, str]:
     """The environment of a host: no secrets, no settings of the process that starts it; build caches in `scratch`."""
     kept = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
-    return kept | {"TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    return kept | {
+        "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
 
 
 def apply(parent_pid: int) -> list[str]:

@@ -43,14 +43,18 @@ def main(arguments: list[str] | None = None) -> int:
     except LeaseLost:
         screen.fail("Another worker took this run over. Its progress is in the run's folder.")
     except OSError as error:
-        screen.fail(f"{error.filename or 'a file'}: {error.strerror}. Give a folder that can be written to with --data.")
+        screen.fail(
+            f"{error.filename or 'a file'}: {error.strerror}. Give a folder that can be written to with --data."
+        )
     return 1
 
 
 def _run(config: RunConfig, store: FileStore, screen: Screen, out: Path) -> int:
     lease = store.claim(config.run_id, worker_name(), LEASE_TTL_S)
     if lease is None:
-        raise SearchFailed(f"Run {config.run_id} has ended, or another worker holds it. Start a new one without --resume.")
+        raise SearchFailed(
+            f"Run {config.run_id} has ended, or another worker holds it. Start a new one without --resume."
+        )
     for sentence in kinds_off():
         screen.note(sentence)
     screen.note(f"Run {config.run_id}. To go on after an interruption: --resume {config.run_id}")
@@ -119,7 +123,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m optimizer", description="Makes an LLM endpoint faster.")
     add = parser.add_argument
     add("--model", default="demo", help="demo, a folder in Hugging Face layout, or a .gguf file")
-    add("--traffic", default="demo", help="a preset, a trace (Azure CSV, BurstGPT CSV, Mooncake JSONL) or a profile (.json)")
+    add(
+        "--traffic",
+        default="demo",
+        help="a preset, a trace (Azure CSV, BurstGPT CSV, Mooncake JSONL) or a profile (.json)",
+    )
     add("--budget", default="5m", help="for the whole job: 90s, 5m, 1.5h")
     add("--out", default="report.json", help="where the report is written")
     add("--data", default=os.environ.get("POLYMORPH_DATA", "data"), help="data folder")

@@ -46,7 +46,9 @@ class Finals:
     def conclude(self, finalists: Sequence[Tried]) -> tuple[Won, EndToEnd]:
         """The first finalist that is verified and measured. Raises NoFinalist."""
         if not finalists:
-            raise NoFinalist("No candidate beat the baseline by more than the noise of this machine. The baseline stays.")
+            raise NoFinalist(
+                "No candidate beat the baseline by more than the noise of this machine. The baseline stays."
+            )
         refused: list[str] = []
         for tried in finalists[:MAX_FINALISTS]:
             won = self.verify(tried)
@@ -72,7 +74,9 @@ class Finals:
         verified = passed(checks)
         self.ledger.verdict(candidate.artifact_hash, verified)
         if not verified:
-            why = next((f"{c.check}, {c.case}: {c.detail or c.verdict}" for c in checks if c.verdict != "pass"), "no check ran")
+            why = next(
+                (f"{c.check}, {c.case}: {c.detail or c.verdict}" for c in checks if c.verdict != "pass"), "no check ran"
+            )
             self.ledger.log(f"{candidate.name} was not verified: {why}", "warning")
             return None
         return Won(tried, artifact, self._with_controls(verifier, checks))

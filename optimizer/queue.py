@@ -65,7 +65,9 @@ class ProposalQueue:
         self.waiting.append(Waiting(proposal, claim, source))
         return True
 
-    def take(self, predict: Callable[[Proposal], Estimate], measured: Sequence[Proposal], tried: set[str]) -> Waiting | None:
+    def take(
+        self, predict: Callable[[Proposal], Estimate], measured: Sequence[Proposal], tried: set[str]
+    ) -> Waiting | None:
         """The proposal worth most: a focus or mechanism not yet measured first, then the best that may come of it.
 
         A mechanism that was measured already gives way to a new one that promises nearly as much.

@@ -165,7 +165,9 @@ class Session:
         self.ledger.estimate(Estimate(**asdict(estimate) | {"artifact_hash": artifact.hash}))
         state, against = State.PREDICTED, self.lab.baseline.hash
         name = f"{artifact.hash[:16]}-0"
-        self.ledger.experiment(candidate, Experiment(name, artifact.hash, 1, state, against, False, predicted=estimate.ratio))
+        self.ledger.experiment(
+            candidate, Experiment(name, artifact.hash, 1, state, against, False, predicted=estimate.ratio)
+        )
         self.board.release(waiting.claim)
 
     # measure

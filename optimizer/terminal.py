@@ -8,7 +8,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-WORDS = {"profile": "profiling", "search": "searching", "verify": "verifying", "measure": "measuring", "report": "reporting"}
+WORDS = {
+    "profile": "profiling",
+    "search": "searching",
+    "verify": "verifying",
+    "measure": "measuring",
+    "report": "reporting",
+}
 STYLES = {"keep": "green", "marginal": "yellow", "retest": "yellow", "discard": "dim", "failed": "red"}
 
 
@@ -59,9 +65,13 @@ class Screen:
     def _progress(self, p: dict[str, Any]) -> None:
         counts, best = p["counts"], p["best_ratio"]
         left = f"{p['elapsed_s']:.0f} of {p['budget_s']:.0f} s, {p['eta_low_s']:.0f} to {p['eta_high_s']:.0f} s left"
-        done = f"{counts['tier1']} measured, {counts['tier2']} on all layers, {counts['failed']} failed, best {best:.2f}x"
+        done = (
+            f"{counts['tier1']} measured, {counts['tier2']} on all layers, {counts['failed']} failed, best {best:.2f}x"
+        )
         done += f", engines busy {p['utilisation']:.0%}"
-        self.bars.update(self.job, total=p["budget_s"], completed=min(p["elapsed_s"], p["budget_s"]), left=left, counts=done)
+        self.bars.update(
+            self.job, total=p["budget_s"], completed=min(p["elapsed_s"], p["budget_s"]), left=left, counts=done
+        )
 
     def _experiment(self, p: dict[str, Any]) -> None:
         style = STYLES.get(p["state"], "")
@@ -90,5 +100,9 @@ class Screen:
         if self.pairs is None:
             self.pairs = self.bars.add_task(label, total=p["of"], left="", counts="")
         self.bars.update(
-            self.pairs, description=label, total=p["of"], completed=p["pair"], left=f"pair {p['pair']}: {p['ratio']:.2f}x"
+            self.pairs,
+            description=label,
+            total=p["of"],
+            completed=p["pair"],
+            left=f"pair {p['pair']}: {p['ratio']:.2f}x",
         )

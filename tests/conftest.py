@@ -63,7 +63,10 @@ def write_tiny_model(folder: Path, seed: int = 0, **changes: object) -> None:
     hidden, ffn = config["hidden_size"], config["intermediate_size"]
     head_dim = hidden // config["num_attention_heads"]
     kv = config["num_key_value_heads"] * head_dim
-    tensors = {"model.embed_tokens.weight": random(config["vocab_size"], hidden) * 4, "model.norm.weight": random(hidden)}
+    tensors = {
+        "model.embed_tokens.weight": random(config["vocab_size"], hidden) * 4,
+        "model.norm.weight": random(hidden),
+    }
     if not config["tie_word_embeddings"]:
         tensors["lm_head.weight"] = random(config["vocab_size"], hidden)
     for i in range(config["num_hidden_layers"]):
@@ -79,9 +82,15 @@ def write_tiny_model(folder: Path, seed: int = 0, **changes: object) -> None:
             "input_layernorm": (hidden,),
             "post_attention_layernorm": (hidden,),
         }
-        tensors |= {f"{layer}.{name}.weight": random(*shape) * (2 if len(shape) > 1 else 1) for name, shape in shapes.items()}
+        tensors |= {
+            f"{layer}.{name}.weight": random(*shape) * (2 if len(shape) > 1 else 1) for name, shape in shapes.items()
+        }
     dtype = getattr(torch, str(config["torch_dtype"]))
-    save_file({k: v.to(dtype).contiguous() for k, v in tensors.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {k: v.to(dtype).contiguous() for k, v in tensors.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     (folder / "config.json").write_text(json.dumps(config))
     write_tiny_tokenizer(folder, config["vocab_size"])
 
@@ -95,12 +104,22 @@ def write_tiny_tokenizer(folder: Path, vocab_size: int) -> None:
     tok.decoder = decoders.ByteLevel()
     special = ["<unk>", "<s>", "</s>", "<|start|>", "<|end|>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=vocab_size,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tok.train_from_iterator([__doc__ or "", CHAT_TEMPLATE, "the quick brown fox jumps over the lazy dog " * 3], trainer)
     while tok.get_vocab_size() < vocab_size:
         tok.add_tokens([AddedToken(f"<extra_{tok.get_vocab_size()}>", normalized=False)])
     tok.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "chat_template": CHAT_TEMPLATE})
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": "<s>",
+                "eos_token": "</s>",
+                "chat_template": CHAT_TEMPLATE,
+            }
+        )
     )

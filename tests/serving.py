@@ -60,7 +60,10 @@ def serve(module: str, arguments: list[str], log: Path, ready: str = "/ready") -
     start = time.perf_counter()
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments, "--port", str(port)], cwd=ROOT, stdout=out, stderr=subprocess.STDOUT
+            [sys.executable, "-m", module, *arguments, "--port", str(port)],
+            cwd=ROOT,
+            stdout=out,
+            stderr=subprocess.STDOUT,
         )
     try:
         url = f"http://127.0.0.1:{port}"

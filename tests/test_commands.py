@@ -33,7 +33,9 @@ def test_it_says_when_the_disk_is_too_full(
 ) -> None:
     monkeypatch.setattr(bootstrap, "VENV", str(tmp_path / "venv"))
     monkeypatch.setattr(bootstrap, "PYTHON", str(tmp_path / "venv" / "bin" / "python"))
-    monkeypatch.setattr(bootstrap.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**12, 10**12, 3 * 10**8))
+    monkeypatch.setattr(
+        bootstrap.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**12, 10**12, 3 * 10**8)
+    )
     with pytest.raises(SystemExit) as stop:
         bootstrap.check_machine()
     assert stop.value.code == 1
@@ -68,7 +70,9 @@ def test_torch_stays_in_the_host(module: str) -> None:
 
 
 def test_torch_stays_out_of_web_and_worker() -> None:
-    program = "import sys, polymorph_web.asgi, polymorph_web.celery, polymorph_web.runs.tasks; print('torch' in sys.modules)"
+    program = (
+        "import sys, polymorph_web.asgi, polymorph_web.celery, polymorph_web.runs.tasks; print('torch' in sys.modules)"
+    )
     done = run("-c", program, DJANGO_SETTINGS_MODULE="polymorph_web.settings")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "False"

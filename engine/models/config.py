@@ -62,7 +62,9 @@ def read_config(folder: Path) -> ModelConfig:
         if not isinstance(raw, dict):
             raise ValueError("it does not hold a JSON object")
     except ValueError as error:
-        raise ModelError("config_damaged", f"{path} cannot be read as JSON: {error}.", "Copy the file again.") from error
+        raise ModelError(
+            "config_damaged", f"{path} cannot be read as JSON: {error}.", "Copy the file again."
+        ) from error
     return parse_config(raw, str(path))
 
 
@@ -114,7 +116,9 @@ def _whole(raw: dict[str, Any], name: str, where: str, default: int | None = Non
 def _dtype(raw: dict[str, Any], where: str) -> str:
     dtype = str(raw.get("torch_dtype") or raw.get("dtype") or "float32")
     if dtype not in DTYPES:
-        raise ModelError("wrong_dtype", f"{where}: torch_dtype {dtype!r} is not supported.", f"Supported: {', '.join(DTYPES)}.")
+        raise ModelError(
+            "wrong_dtype", f"{where}: torch_dtype {dtype!r} is not supported.", f"Supported: {', '.join(DTYPES)}."
+        )
     return dtype
 
 
@@ -129,7 +133,9 @@ def _refuse_unsupported(raw: dict[str, Any], where: str) -> None:
     }
     for name, values in allowed.items():
         if name in raw and raw[name] not in values:
-            raise ModelError("unsupported_field", f"{where}: {name} = {raw[name]!r} is not supported.", "Serve a model without it.")
+            raise ModelError(
+                "unsupported_field", f"{where}: {name} = {raw[name]!r} is not supported.", "Serve a model without it."
+            )
 
 
 def _rope_scaling(raw: dict[str, Any] | None, where: str) -> RopeScaling | None:
@@ -137,7 +143,11 @@ def _rope_scaling(raw: dict[str, Any] | None, where: str) -> RopeScaling | None:
         return None
     kind = str(raw.get("rope_type") or raw.get("type") or "default")
     if kind not in ROPE_TYPES:
-        raise ModelError("unsupported_field", f"{where}: rope_scaling type {kind!r} is not supported.", f"Supported: {', '.join(ROPE_TYPES)}.")
+        raise ModelError(
+            "unsupported_field",
+            f"{where}: rope_scaling type {kind!r} is not supported.",
+            f"Supported: {', '.join(ROPE_TYPES)}.",
+        )
     if kind == "default":
         return None
     return RopeScaling(

@@ -71,12 +71,16 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise ModelError("gguf_damaged", f"{file} cannot be read as GGUF: {error}.", "Copy the file again.") from error
     if meta.get("general.architecture") != "llama":
         raise ModelError(
-            "unknown_architecture", f"{file}: architecture {meta.get('general.architecture')!r} is not supported.", "Supported: llama."
+            "unknown_architecture",
+            f"{file}: architecture {meta.get('general.architecture')!r} is not supported.",
+            "Supported: llama.",
         )
     for tensor in tensors.values():
         if tensor.tensor_type.name not in READABLE:
             kind = tensor.tensor_type.name
-            raise ModelError("wrong_dtype", f"{file}: {tensor.name} is {kind}.", f"Readable types: {', '.join(READABLE)}.")
+            raise ModelError(
+                "wrong_dtype", f"{file}: {tensor.name} is {kind}.", f"Readable types: {', '.join(READABLE)}."
+            )
     return meta, tensors
 
 
@@ -86,7 +90,11 @@ def _unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def _name(name: str) -> str:
-    top = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight", "output.weight": "lm_head.weight"}
+    top = {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "output_norm.weight": "model.norm.weight",
+        "output.weight": "lm_head.weight",
+    }
     if name in top:
         return top[name]
     _, layer, part, kind = name.split(".")
@@ -103,7 +111,9 @@ def _write_weights(meta: dict[str, Any], tensors: dict[str, Any], out: Path) -> 
     state = {}
     for name, tensor in tensors.items():
         if name.startswith("rope_freqs"):
-            raise ModelError("unsupported_field", "The GGUF file carries rope_freqs.", "Serve the Hugging Face folder of this model.")
+            raise ModelError(
+                "unsupported_field", "The GGUF file carries rope_freqs.", "Serve the Hugging Face folder of this model."
+            )
         shape = tuple(int(n) for n in tensor.shape)[::-1]
         weight = np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32).reshape(shape)
         if ".attn_q." in name or ".attn_k." in name:
@@ -135,7 +145,10 @@ def _config(meta: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
         "eos_token_id": meta.get("tokenizer.ggml.eos_token_id"),
     }
     if meta.get("llama.rope.scaling.type", "none") not in ("none", None):
-        config["rope_scaling"] = {"rope_type": meta["llama.rope.scaling.type"], "factor": meta.get("llama.rope.scaling.factor", 1.0)}
+        config["rope_scaling"] = {
+            "rope_type": meta["llama.rope.scaling.type"],
+            "factor": meta.get("llama.rope.scaling.factor", 1.0),
+        }
     return config
 
 
@@ -145,19 +158,29 @@ def _write_tokenizer(meta: dict[str, Any], out: Path) -> None:
 
     if meta.get("tokenizer.ggml.model") != "gpt2":
         kind = meta.get("tokenizer.ggml.model")
-        raise ModelError("unsupported_field", f"tokenizer.ggml.model {kind!r} is not supported.", "Put a tokenizer.json in a folder.")
+        raise ModelError(
+            "unsupported_field", f"tokenizer.ggml.model {kind!r} is not supported.", "Put a tokenizer.json in a folder."
+        )
     tokens = meta["tokenizer.ggml.tokens"]
     merges = [tuple(m.split(" ")) for m in meta["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
     if meta.get("tokenizer.ggml.pre", "smollm") in ("smollm", "default"):
-        steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+        steps = [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
     else:  # Llama 3's splitting: words with their leading sign, digits in threes
         pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        steps = [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        steps = [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.ByteLevel()
     kinds = meta.get("tokenizer.ggml.token_type", [])
-    tokenizer.add_special_tokens([AddedToken(tokens[i], special=True) for i, kind in enumerate(kinds) if kind == CONTROL])
+    tokenizer.add_special_tokens(
+        [AddedToken(tokens[i], special=True) for i, kind in enumerate(kinds) if kind == CONTROL]
+    )
     tokenizer.save(str(out / "tokenizer.json"))
 
     def token(key: str) -> str | None:

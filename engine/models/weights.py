@@ -46,7 +46,10 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor the architecture needs, with its shape."""
     hidden, ffn = config.hidden_size, config.intermediate_size
     q, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
     per_layer: dict[str, tuple[int, ...]] = {
@@ -80,7 +83,9 @@ def _shards(folder: Path) -> list[Path]:
                 raise ModelError("missing_shard", f"{folder} lacks the shard {name} that its index names.", COPY_AGAIN)
         return [folder / name for name in names]
     if not (folder / "model.safetensors").is_file():
-        raise ModelError("missing_weights", f"{folder} has no model.safetensors.", "Copy the weights in safetensors form.")
+        raise ModelError(
+            "missing_weights", f"{folder} has no model.safetensors.", "Copy the weights in safetensors form."
+        )
     return [folder / "model.safetensors"]
 
 
@@ -99,5 +104,7 @@ def _checked(weights: dict[str, Tensor], name: str, shape: tuple[int, ...], fold
     if tuple(tensor.shape) != shape:
         raise ModelError("wrong_shape", f"{folder}: {name} is {tuple(tensor.shape)}, and config.json asks for {shape}.")
     if not tensor.is_floating_point():
-        raise ModelError("wrong_dtype", f"{folder}: {name} holds {tensor.dtype}.", "Serve float32, bfloat16 or float16 weights.")
+        raise ModelError(
+            "wrong_dtype", f"{folder}: {name} holds {tensor.dtype}.", "Serve float32, bfloat16 or float16 weights."
+        )
     return tensor

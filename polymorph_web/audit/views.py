@@ -26,7 +26,10 @@ def _search(organisation: Organisation, q: str) -> QuerySet[Entry]:
     found = Entry.objects.filter(organisation=organisation)
     for word in q.split():
         found = found.filter(
-            Q(actor_name__icontains=word) | Q(action__icontains=word) | Q(target__icontains=word) | Q(reason__icontains=word)
+            Q(actor_name__icontains=word)
+            | Q(action__icontains=word)
+            | Q(target__icontains=word)
+            | Q(reason__icontains=word)
         )
     return found
 

@@ -45,25 +45,55 @@ def _quantile(ordered: Sequence[int], q: float) -> float:
 def histogram_figure(info: Histogram, title: str, tone: str) -> Figure:
     widths = [b - a for a, b in zip(info.edges, info.edges[1:], strict=False)]
     bars = {
-        "type": "bar", "x": info.edges[:-1], "y": info.shares, "width": widths, "offset": 0,
-        "marker": {"color": f"{tone}/0.75", "line": {"width": 0}}, "name": title,
+        "type": "bar",
+        "x": info.edges[:-1],
+        "y": info.shares,
+        "width": widths,
+        "offset": 0,
+        "marker": {"color": f"{tone}/0.75", "line": {"width": 0}},
+        "name": title,
         "hovertemplate": "from %{x:.0f} tokens: %{y:.1%}<extra></extra>",
     }
     marks, notes = [], []
     for value, label, height in ((info.median, "p50", 1.0), (info.p95, "p95", 1.0)):
-        marks.append({
-            "type": "line", "yref": "paper", "x0": value, "x1": value, "y0": 0, "y1": 0.94,
-            "line": {"color": "var(--text-2)", "width": 1, "dash": "dot"},
-        })
-        notes.append({
-            "xref": "x", "x": math.log10(max(value, 1)), "yref": "paper", "y": height, "yanchor": "top", "showarrow": False,
-            "text": f"{label} {value:.0f}", "font": {"size": 11, "color": "var(--text-2)"},
-        })
+        marks.append(
+            {
+                "type": "line",
+                "yref": "paper",
+                "x0": value,
+                "x1": value,
+                "y0": 0,
+                "y1": 0.94,
+                "line": {"color": "var(--text-2)", "width": 1, "dash": "dot"},
+            }
+        )
+        notes.append(
+            {
+                "xref": "x",
+                "x": math.log10(max(value, 1)),
+                "yref": "paper",
+                "y": height,
+                "yanchor": "top",
+                "showarrow": False,
+                "text": f"{label} {value:.0f}",
+                "font": {"size": 11, "color": "var(--text-2)"},
+            }
+        )
     low, high = math.log10(info.edges[0]), math.log10(info.edges[-1])
     pad = max(0.04, 0.05 * (high - low))
-    return {"data": [bars], "layout": fig.layout(
-        fig.axis(f"{title} (tokens)", type="log", dtick="D2" if high - low < 1.2 else 1, range=[low - pad, high + pad]),
-        fig.axis("", tickformat=".0%", nticks=4), legend=False, shapes=marks, annotations=notes, bargap=0)}
+    return {
+        "data": [bars],
+        "layout": fig.layout(
+            fig.axis(
+                f"{title} (tokens)", type="log", dtick="D2" if high - low < 1.2 else 1, range=[low - pad, high + pad]
+            ),
+            fig.axis("", tickformat=".0%", nticks=4),
+            legend=False,
+            shapes=marks,
+            annotations=notes,
+            bargap=0,
+        ),
+    }
 
 
 def histogram_chart(chart_id: str, title: str, lengths: Sequence[int]) -> Chart:
@@ -71,11 +101,17 @@ def histogram_chart(chart_id: str, title: str, lengths: Sequence[int]) -> Chart:
     info = histogram_info(lengths)
     tone = "var(--c-cache)" if chart_id == "isl" else WINNER
     return Chart(
-        chart_id, title, f"Median {info.median:.0f} tokens, p95 {info.p95:.0f}.",
+        chart_id,
+        title,
+        f"Median {info.median:.0f} tokens, p95 {info.p95:.0f}.",
         histogram_figure(info, title, tone) if info.shares else None,
         ("from (tokens)", "to (tokens)", "share"),
-        tuple((round(a, 1), round(b, 1), round(s, 4)) for a, b, s in zip(info.edges, info.edges[1:], info.shares, strict=False)),
-        empty="Fill in the traffic to see its shape.", size="short",
+        tuple(
+            (round(a, 1), round(b, 1), round(s, 4))
+            for a, b, s in zip(info.edges, info.edges[1:], info.shares, strict=False)
+        ),
+        empty="Fill in the traffic to see its shape.",
+        size="short",
     )
 
 
@@ -136,7 +172,11 @@ def series_info(requests: Sequence[Any], slices: int = 60) -> Series:
     groups: list[list[Mapping[str, Any]]] = [[] for _ in range(count)]
     for row in rows:
         groups[int((float(row["ts"]) - start) / width)].append(row)
-    changes = [(float(b["ts"]), str(b["version_id"])) for a, b in zip(rows, rows[1:], strict=False) if a["version_id"] != b["version_id"]]
+    changes = [
+        (float(b["ts"]), str(b["version_id"]))
+        for a, b in zip(rows, rows[1:], strict=False)
+        if a["version_id"] != b["version_id"]
+    ]
     seen: dict[str, float] = {}
     for at, version in changes:
         seen.setdefault(version, at)
@@ -167,33 +207,88 @@ def endpoint_series(requests: Sequence[Any], versions: Sequence[Any] = ()) -> li
     )
     columns = ("time", "output (tok/s)", "p50 TTFT (s)", "p95 TTFT (s)")
     empty = "No request has been answered yet. Send one from the try-it box."
-    tput = [fig.line("output", stamps, [round(v, 2) for v in info.output_tput], WINNER, hovertemplate="%{y:.1f} tok/s<extra></extra>")]
+    tput = [
+        fig.line(
+            "output",
+            stamps,
+            [round(v, 2) for v in info.output_tput],
+            WINNER,
+            hovertemplate="%{y:.1f} tok/s<extra></extra>",
+        )
+    ]
     wait = [
-        fig.line(name, stamps, [None if v is None else v * 1e3 for v in values], tone, dash=dash, connectgaps=True,
-                 hovertemplate="%{y:.1f} ms<extra>" + name + "</extra>")
-        for name, values, tone, dash in (("p95", info.p95_ttft, WINNER, "solid"), ("p50", info.p50_ttft, fig.BASELINE, "dot"))
+        fig.line(
+            name,
+            stamps,
+            [None if v is None else v * 1e3 for v in values],
+            tone,
+            dash=dash,
+            connectgaps=True,
+            hovertemplate="%{y:.1f} ms<extra>" + name + "</extra>",
+        )
+        for name, values, tone, dash in (
+            ("p95", info.p95_ttft, WINNER, "solid"),
+            ("p50", info.p50_ttft, fig.BASELINE, "dot"),
+        )
     ]
     return [
-        Chart("output", "Output throughput", "Output tokens per second; a dotted mark is a change of version.",
-              _series_figure(tput, marks, "output (tok/s)", legend=False) if rows else None, columns, rows, empty),
-        Chart("ttft", "Time to first token", "p50 and p95 of the requests in each slice of time.",
-              _series_figure(wait, marks, "TTFT (ms)", legend=True) if rows else None, columns, rows, empty),
+        Chart(
+            "output",
+            "Output throughput",
+            "Output tokens per second; a dotted mark is a change of version.",
+            _series_figure(tput, marks, "output (tok/s)", legend=False) if rows else None,
+            columns,
+            rows,
+            empty,
+        ),
+        Chart(
+            "ttft",
+            "Time to first token",
+            "p50 and p95 of the requests in each slice of time.",
+            _series_figure(wait, marks, "TTFT (ms)", legend=True) if rows else None,
+            columns,
+            rows,
+            empty,
+        ),
     ]
 
 
 def _series_figure(data: list[dict[str, Any]], marks: list[tuple[float, str]], title: str, legend: bool) -> Figure:
     shapes = [
-        {"type": "line", "yref": "paper", "x0": _iso(at), "x1": _iso(at), "y0": 0, "y1": 1,
-         "line": {"color": "var(--text-2)", "width": 1, "dash": "dot"}}
+        {
+            "type": "line",
+            "yref": "paper",
+            "x0": _iso(at),
+            "x1": _iso(at),
+            "y0": 0,
+            "y1": 1,
+            "line": {"color": "var(--text-2)", "width": 1, "dash": "dot"},
+        }
         for at, _ in marks
     ]
     notes = [
-        {"x": _iso(at), "yref": "paper", "y": 1, "yanchor": "top", "xanchor": "left", "text": f" {version}", "showarrow": False,
-         "font": {"size": 11, "color": "var(--text-2)"}}
+        {
+            "x": _iso(at),
+            "yref": "paper",
+            "y": 1,
+            "yanchor": "top",
+            "xanchor": "left",
+            "text": f" {version}",
+            "showarrow": False,
+            "font": {"size": 11, "color": "var(--text-2)"},
+        }
         for at, version in marks
     ]
-    return {"data": data, "layout": fig.layout(
-        fig.axis("", type="date"), fig.axis(title, rangemode="tozero"), legend=legend, shapes=shapes, annotations=notes)}
+    return {
+        "data": data,
+        "layout": fig.layout(
+            fig.axis("", type="date"),
+            fig.axis(title, rangemode="tozero"),
+            legend=legend,
+            shapes=shapes,
+            annotations=notes,
+        ),
+    }
 
 
 def _iso(at: float) -> str:

@@ -24,25 +24,38 @@ MAX_TRACE_BYTES = 32 << 20
 class EndpointForm(forms.Form):
     name = forms.CharField(label="Name", max_length=120)
     slug = forms.SlugField(label="Model name in requests", max_length=60, help_text="Clients send it as `model`.")
-    model_ref = forms.CharField(label="Model", max_length=500, initial="demo", help_text="A folder in Hugging Face layout, a .gguf file, or demo.")
+    model_ref = forms.CharField(
+        label="Model",
+        max_length=500,
+        initial="demo",
+        help_text="A folder in Hugging Face layout, a .gguf file, or demo.",
+    )
     dtype = forms.ChoiceField(label="Precision", choices=[(d, d) for d in DTYPES], initial="bfloat16")
     traffic_source = forms.ChoiceField(label="Traffic", choices=SOURCES, initial="preset", widget=forms.RadioSelect)
     preset = forms.ChoiceField(label="Preset", required=False, initial="demo")
     trace_file = forms.FileField(
-        label="Trace", required=False, help_text="Azure or BurstGPT CSV, Mooncake or Bailian JSON lines. Only lengths and times are read."
+        label="Trace",
+        required=False,
+        help_text="Azure or BurstGPT CSV, Mooncake or Bailian JSON lines. Only lengths and times are read.",
     )
     isl_median = forms.FloatField(label="Input tokens, median", required=False, min_value=1)
     isl_p95 = forms.FloatField(label="Input tokens, p95", required=False, min_value=1)
     osl_median = forms.FloatField(label="Output tokens, median", required=False, min_value=1)
     osl_p95 = forms.FloatField(label="Output tokens, p95", required=False, min_value=1)
     concurrency = forms.IntegerField(label="Concurrency", min_value=1, max_value=256, initial=4)
-    request_rate = forms.FloatField(label="Requests per second", required=False, min_value=0, help_text="Empty: as many as the concurrency gives.")
+    request_rate = forms.FloatField(
+        label="Requests per second", required=False, min_value=0, help_text="Empty: as many as the concurrency gives."
+    )
     slo_ttft_ms = forms.FloatField(label="TTFT limit (ms)", required=False, min_value=1)
     slo_tpot_ms = forms.FloatField(label="TPOT limit (ms)", required=False, min_value=0.1)
-    objective = forms.ChoiceField(label="Objective", choices=[("output_throughput", "Output tokens/s")], initial="output_throughput")
+    objective = forms.ChoiceField(
+        label="Objective", choices=[("output_throughput", "Output tokens/s")], initial="output_throughput"
+    )
     price_per_hour = forms.FloatField(label="Price of the device ($/h)", min_value=0, initial=0.10)
     probe_traffic = forms.BooleanField(
-        label="Allow probe traffic", required=False, help_text="An idle endpoint may be sent requests of its own profile during a rollout."
+        label="Allow probe traffic",
+        required=False,
+        help_text="An idle endpoint may be sent requests of its own profile during a rollout.",
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -86,7 +99,11 @@ class EndpointForm(forms.Form):
         try:
             if source == "preset":
                 chosen = presets().get(data.get("preset") or "demo")
-                return None if chosen is None else TrafficProfile.from_json(chosen.to_json() | {"concurrency": concurrency})
+                return (
+                    None
+                    if chosen is None
+                    else TrafficProfile.from_json(chosen.to_json() | {"concurrency": concurrency})
+                )
             if source == "trace":
                 return self._from_trace(data, concurrency)
             if source == "form":
@@ -102,7 +119,9 @@ class EndpointForm(forms.Form):
         if any(name in self.errors for name in LENGTHS):
             return None
         values = {name: data.get(name) for name in LENGTHS}
-        return profile_from_form(values | {"name": "form", "concurrency": concurrency, "request_rate": data.get("request_rate") or 0})
+        return profile_from_form(
+            values | {"name": "form", "concurrency": concurrency, "request_rate": data.get("request_rate") or 0}
+        )
 
     def _from_trace(self, data: dict[str, Any], concurrency: int) -> TrafficProfile | None:
         upload = data.get("trace_file")
@@ -111,7 +130,9 @@ class EndpointForm(forms.Form):
                 self.add_error("trace_file", "Choose a trace file.")
             return None
         if upload.size > MAX_TRACE_BYTES:
-            self.add_error("trace_file", f"The file has {upload.size >> 20} MB and at most {MAX_TRACE_BYTES >> 20} MB are taken.")
+            self.add_error(
+                "trace_file", f"The file has {upload.size >> 20} MB and at most {MAX_TRACE_BYTES >> 20} MB are taken."
+            )
             return None
         upload.seek(0)
         try:

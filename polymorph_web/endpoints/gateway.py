@@ -36,7 +36,9 @@ def status(endpoint: Endpoint) -> dict[str, Any]:
     return dict(_call("GET", f"/admin/endpoints/{endpoint.slug}/plan"))
 
 
-def completions_request(endpoint: Endpoint, body: dict[str, Any], role: str = "") -> tuple[str, dict[str, str], dict[str, Any]]:
+def completions_request(
+    endpoint: Endpoint, body: dict[str, Any], role: str = ""
+) -> tuple[str, dict[str, str], dict[str, Any]]:
     """(url, headers, body) of a completion through the gateway; `role` pins it to one side of a rollout."""
     headers = {"authorization": f"Bearer {_token()}", "x-polymorph-role": role} if role else {}
     return f"{settings.GATEWAY_URL}/v1/completions", headers, {"model": endpoint.slug, **body}
@@ -50,7 +52,9 @@ def _token() -> str:
     try:
         return (settings.DATA_DIR / "gateway.token").read_text().strip()
     except OSError as error:
-        raise GatewayError("The gateway has not started yet: it has written no token. Try again in a moment.") from error
+        raise GatewayError(
+            "The gateway has not started yet: it has written no token. Try again in a moment."
+        ) from error
 
 
 def _call(method: str, path: str, body: Any = None) -> Any:

@@ -22,7 +22,9 @@ class Endpoint(models.Model):
     slo = models.JSONField(default=dict)  # ttft_s, tpot_s
     objective = models.CharField(max_length=40, default="output_throughput")
     price_per_hour = models.FloatField(default=0.0)  # USD, of the device
-    probe_traffic = models.BooleanField(default=False, help_text="Whether an idle endpoint may be sent requests of its own profile.")
+    probe_traffic = models.BooleanField(
+        default=False, help_text="Whether an idle endpoint may be sent requests of its own profile."
+    )
     serving = models.ForeignKey("Version", models.SET_NULL, null=True, related_name="+")
     generation = models.PositiveIntegerField(default=0)
     problem = models.CharField(max_length=500, blank=True)  # what the gateway last said was wrong

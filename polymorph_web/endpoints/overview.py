@@ -71,13 +71,27 @@ def needs_you(organisation: Organisation) -> list[dict[str, str]]:
     needs = []
     for endpoint in organisation.endpoints.all():
         if run := _undecided(endpoint):
-            needs.append({"kind": "approval", "text": f"{endpoint.name}: a faster version waits for approval.", "url": reverse("approve", args=[run.id])})
+            needs.append(
+                {
+                    "kind": "approval",
+                    "text": f"{endpoint.name}: a faster version waits for approval.",
+                    "url": reverse("approve", args=[run.id]),
+                }
+            )
         if (rollout := live_rollout(endpoint)) and (rollout.hold or rollout.state == Rollout.State.READY):
             text = rollout.hold or f"{rollout.version} passed its canary and can be promoted."
-            needs.append({"kind": "hold", "text": f"{endpoint.name}: {text}", "url": reverse("rollout", args=[rollout.id])})
+            needs.append(
+                {"kind": "hold", "text": f"{endpoint.name}: {text}", "url": reverse("rollout", args=[rollout.id])}
+            )
         last = endpoint.runs.first()
         if last and last.state == Run.State.FAILED:
-            needs.append({"kind": "failure", "text": f"{endpoint.name}: the last run failed. {last.reason}", "url": reverse("run", args=[last.id])})
+            needs.append(
+                {
+                    "kind": "failure",
+                    "text": f"{endpoint.name}: the last run failed. {last.reason}",
+                    "url": reverse("run", args=[last.id]),
+                }
+            )
     return needs
 
 

@@ -30,10 +30,17 @@ SPOOL_CHUNK = 1 << 20
 
 def hardware() -> dict[str, Any]:
     found = detect()
-    return {"cpu": found.name, "cores": found.cores, "features": list(found.features), "memory_gb": round(found.memory / 1e9, 1)}
+    return {
+        "cpu": found.name,
+        "cores": found.cores,
+        "features": list(found.features),
+        "memory_gb": round(found.memory / 1e9, 1),
+    }
 
 
-def create_endpoint(organisation: Organisation, user: User, values: dict[str, Any], profile: TrafficProfile, model_path: str) -> Endpoint:
+def create_endpoint(
+    organisation: Organisation, user: User, values: dict[str, Any], profile: TrafficProfile, model_path: str
+) -> Endpoint:
     """A new endpoint on its baseline version, registered with the gateway."""
     context = read_config(model_path).max_position_embeddings
     slo = {"ttft_s": values.get("slo_ttft_ms"), "tpot_s": values.get("slo_tpot_ms")}
@@ -54,9 +61,17 @@ def create_endpoint(organisation: Organisation, user: User, values: dict[str, An
             created_by=user,
         )
         baseline = ArtifactStore(settings.DATA_DIR).baseline()
-        endpoint.serving = Version.objects.create(endpoint=endpoint, number=0, artifact_hash=baseline.hash, name="Baseline: plain PyTorch")
+        endpoint.serving = Version.objects.create(
+            endpoint=endpoint, number=0, artifact_hash=baseline.hash, name="Baseline: plain PyTorch"
+        )
         endpoint.save(update_fields=["serving"])
-        audit.record(organisation, user, "endpoint.create", endpoint.slug, after={"model": values["model_ref"], "traffic": profile.name})
+        audit.record(
+            organisation,
+            user,
+            "endpoint.create",
+            endpoint.slug,
+            after={"model": values["model_ref"], "traffic": profile.name},
+        )
     register(endpoint)
     return endpoint
 

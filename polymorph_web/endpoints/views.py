@@ -36,7 +36,11 @@ def fleet(request: HttpRequest) -> HttpResponse:
     membership = require_membership(request)
     endpoints = membership.organisation.endpoints.select_related("serving", "organisation").order_by("name")
     cards = [overview.card(e) for e in endpoints]
-    context = {"cards": cards, "needs": overview.needs_you(membership.organisation), "may_create": membership.may("member")}
+    context = {
+        "cards": cards,
+        "needs": overview.needs_you(membership.organisation),
+        "may_create": membership.may("member"),
+    }
     return render(request, "endpoints/fleet.html", context)
 
 
@@ -46,7 +50,9 @@ def new(request: HttpRequest) -> HttpResponse:
     membership = require_membership(request, "member")
     form = EndpointForm(request.POST or None, request.FILES or None)
     if request.method == "POST" and form.is_valid() and form.profile is not None:
-        created = services.create_endpoint(membership.organisation, request.user, form.cleaned_data, form.profile, form.model_path)
+        created = services.create_endpoint(
+            membership.organisation, request.user, form.cleaned_data, form.profile, form.model_path
+        )
         messages.success(request, f"{created.name} is registered. Click Optimise to make it faster.")
         return redirect("endpoint", created.slug)
     profile = form.profile or overview.presets_by_name()["demo"]
@@ -69,7 +75,12 @@ def preview(request: HttpRequest) -> HttpResponse:
     profile = form.traffic_only()
     errors = [str(e) for group in form.errors.values() for e in group]
     charts = traffic_charts(profile.sample(SAMPLE, 0)) if profile else ()
-    context = {"charts": charts, "formula": overview.FORMULA, "errors": errors, "notes": profile.notes if profile else ()}
+    context = {
+        "charts": charts,
+        "formula": overview.FORMULA,
+        "errors": errors,
+        "notes": profile.notes if profile else (),
+    }
     return render(request, "endpoints/_preview.html", context)
 
 
@@ -100,15 +111,21 @@ def detail(request: HttpRequest, slug: str) -> HttpResponse:
         "live_run": overview.live_run(endpoint),
         "live_rollout": live_rollout,
         "requests_summary": services.usage(endpoint),
-        "versions": [{"version": v, "is_serving": v.id == endpoint.serving_id, "gain": v.gain} for v in endpoint.versions.all()],
+        "versions": [
+            {"version": v, "is_serving": v.id == endpoint.serving_id, "gain": v.gain} for v in endpoint.versions.all()
+        ],
         "runs": endpoint.runs.select_related("created_by").defer("config")[:50],
         "rollouts": endpoint.rollouts.select_related("version", "previous", "started_by")[:50],
         "entries": Entry.objects.filter(organisation=organisation, target__contains=endpoint.slug)[:50],
-        "charts": traffic_charts(TrafficProfile.from_json(endpoint.traffic).sample(SAMPLE, 0)) if tab == "performance" else (),
+        "charts": traffic_charts(TrafficProfile.from_json(endpoint.traffic).sample(SAMPLE, 0))
+        if tab == "performance"
+        else (),
         "may": {
             "optimise": may(request.user, organisation, "member"),
             "approve": may(request.user, organisation, "approver"),
-            "rollback": may(request.user, organisation, "approver") and live_rollout is None and endpoint.versions.count() > 1,
+            "rollback": may(request.user, organisation, "approver")
+            and live_rollout is None
+            and endpoint.versions.count() > 1,
         },
     }
     return render(request, "endpoints/detail.html", context)

@@ -10,14 +10,22 @@ from polymorph_web.endpoints.models import Endpoint, Version
 
 
 class DecisionForm(forms.Form):
-    reason = forms.CharField(label="Reason", min_length=3, max_length=2000, widget=forms.Textarea(attrs={"rows": 3}), strip=True)
+    reason = forms.CharField(
+        label="Reason", min_length=3, max_length=2000, widget=forms.Textarea(attrs={"rows": 3}), strip=True
+    )
     artifact_hash = forms.CharField(widget=forms.HiddenInput)
-    action = forms.ChoiceField(choices=[("approve", "Approve"), ("decline", "Decline")], widget=forms.HiddenInput, required=True)
+    action = forms.ChoiceField(
+        choices=[("approve", "Approve"), ("decline", "Decline")], widget=forms.HiddenInput, required=True
+    )
 
 
 class RollbackForm(forms.Form):
-    version = forms.ModelChoiceField(label="Version", queryset=Version.objects.none(), to_field_name="number", empty_label=None)
-    reason = forms.CharField(label="Reason", min_length=3, max_length=2000, widget=forms.Textarea(attrs={"rows": 2}), strip=True)
+    version = forms.ModelChoiceField(
+        label="Version", queryset=Version.objects.none(), to_field_name="number", empty_label=None
+    )
+    reason = forms.CharField(
+        label="Reason", min_length=3, max_length=2000, widget=forms.Textarea(attrs={"rows": 2}), strip=True
+    )
 
     def __init__(self, endpoint: Endpoint, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -34,7 +34,13 @@ def probe(rollout: Rollout) -> None:
         order = ("canary", "stable") if i % 2 else ("stable", "canary")
         for role in order:
             ids = prompt_ids(shape, f"probe {seed} {i} {role}", source)
-            body = {"prompt": ids, "max_tokens": min(shape.osl, MAX_TOKENS), "ignore_eos": True, "temperature": 0, "stream": True}
+            body = {
+                "prompt": ids,
+                "max_tokens": min(shape.osl, MAX_TOKENS),
+                "ignore_eos": True,
+                "temperature": 0,
+                "stream": True,
+            }
             sends.append((endpoint, body, role))
     for send in sends:  # one at a time: what is compared is the versions, not a queue
         _send(*send)

@@ -34,9 +34,18 @@ def decide(run: Run, user: User, approve: bool, reason: str, artifact_hash: str)
     if artifact_hash != run.winner_hash:
         raise Refused("The result changed while you looked at it. Read it again, then decide.")
     with transaction.atomic():
-        decision = Decision.objects.create(run=run, artifact_hash=artifact_hash, approved=approve, reason=reason, actor=user)
+        decision = Decision.objects.create(
+            run=run, artifact_hash=artifact_hash, approved=approve, reason=reason, actor=user
+        )
         action = "run.approve" if approve else "run.decline"
-        audit.record(run.endpoint.organisation, user, action, f"run {run.id} of {run.endpoint.slug}", reason=reason, after={"artifact": artifact_hash})
+        audit.record(
+            run.endpoint.organisation,
+            user,
+            action,
+            f"run {run.id} of {run.endpoint.slug}",
+            reason=reason,
+            after={"artifact": artifact_hash},
+        )
     return decision
 
 
@@ -63,12 +72,24 @@ def release(decision: Decision, user: User) -> Rollout:
         locked = Endpoint.objects.select_for_update().get(pk=endpoint.pk)
         number = locked.versions.order_by("-number").values_list("number", flat=True).first() or 0
         version = locked.versions.filter(artifact_hash=decision.artifact_hash).first() or Version.objects.create(
-            endpoint=locked, number=number + 1, artifact_hash=decision.artifact_hash, name=run.report["winner"]["name"], run=run, gain=gain
+            endpoint=locked,
+            number=number + 1,
+            artifact_hash=decision.artifact_hash,
+            name=run.report["winner"]["name"],
+            run=run,
+            gain=gain,
         )
         rollout = _open(locked, version, user, decision.reason, kind="release", decision=decision, state=State.CANARY)
         stable, canary = (locked.serving, 1 - rollout.share, "stable"), (version, rollout.share, "canary")
         _ask(locked, rollout, [stable, canary])
-        audit.record(locked.organisation, user, "rollout.canary", f"{locked.slug} {version}", reason=decision.reason, after={"share": rollout.share})
+        audit.record(
+            locked.organisation,
+            user,
+            "rollout.canary",
+            f"{locked.slug} {version}",
+            reason=decision.reason,
+            after={"share": rollout.share},
+        )
     return rollout
 
 
@@ -81,7 +102,9 @@ def roll_back(endpoint: Endpoint, version: Version, user: User, reason: str) -> 
         before = {"version": str(locked.serving), "artifact": locked.serving.artifact_hash}
         rollout = _open(locked, version, user, reason, kind="rollback", state=State.PROMOTING)
         _ask(locked, rollout, [(version, 1.0, "stable")])
-        audit.record(locked.organisation, user, "rollback.start", f"{locked.slug} {version}", reason=reason, before=before)
+        audit.record(
+            locked.organisation, user, "rollback.start", f"{locked.slug} {version}", reason=reason, before=before
+        )
     return rollout
 
 
@@ -104,7 +127,13 @@ def act(rollout: Rollout, action: str, user: User, reason: str = "") -> None:
             _ask(rollout.endpoint, rollout, [(rollout.version, 1.0, "stable")])
         elif after == State.RETURNING:
             _ask(rollout.endpoint, rollout, [(rollout.previous, 1.0, "stable")])
-        audit.record(rollout.endpoint.organisation, user, f"rollout.{action}", f"{rollout.endpoint.slug} {rollout.version}", reason=reason)
+        audit.record(
+            rollout.endpoint.organisation,
+            user,
+            f"rollout.{action}",
+            f"{rollout.endpoint.slug} {rollout.version}",
+            reason=reason,
+        )
 
 
 def move(rollout: Rollout, before: tuple[str, ...], after: str, **changes: Any) -> bool:
@@ -133,7 +162,9 @@ def samples(rollout: Rollout) -> list[Shape]:
 def _watch(rollout: Rollout, told: dict[str, Any]) -> None:
     canary = next((s for s in told.get("servers", []) if s["role"] == "canary"), None)
     result = compare(samples(rollout), rollout.soak_requests, rollout.endpoint.slo)
-    Rollout.objects.filter(pk=rollout.pk).update(comparison={"rows": result.rows, "canary_n": result.canary_n, "stable_n": result.stable_n})
+    Rollout.objects.filter(pk=rollout.pk).update(
+        comparison={"rows": result.rows, "canary_n": result.canary_n, "stable_n": result.stable_n}
+    )
     if breach := _crash(rollout, told, canary) or result.breach:
         _return(rollout, breach)
         return
@@ -160,7 +191,13 @@ def _settle(rollout: Rollout, result: Comparison, canary: dict[str, Any] | None)
         hold = result.hold
     if not hold and move(rollout, (State.CANARY,), State.READY):
         note = {"canary_n": result.canary_n, "stable_n": result.stable_n}
-        audit.record(rollout.endpoint.organisation, None, "rollout.ready", f"{rollout.endpoint.slug} {rollout.version}", after=note)
+        audit.record(
+            rollout.endpoint.organisation,
+            None,
+            "rollout.ready",
+            f"{rollout.endpoint.slug} {rollout.version}",
+            after=note,
+        )
     elif hold != rollout.hold:
         Rollout.objects.filter(pk=rollout.pk).update(hold=hold)
 
@@ -170,7 +207,13 @@ def _return(rollout: Rollout, why: str) -> None:
     with transaction.atomic():
         if move(rollout, (State.CANARY, State.READY, State.PAUSED, State.PROMOTING), State.RETURNING, note=why):
             _ask(rollout.endpoint, rollout, [(rollout.previous, 1.0, "stable")])
-            audit.record(rollout.endpoint.organisation, None, "rollout.breach", f"{rollout.endpoint.slug} {rollout.version}", reason=why)
+            audit.record(
+                rollout.endpoint.organisation,
+                None,
+                "rollout.breach",
+                f"{rollout.endpoint.slug} {rollout.version}",
+                reason=why,
+            )
 
 
 def _confirm(rollout: Rollout, told: dict[str, Any]) -> None:
@@ -198,14 +241,24 @@ def _finish(rollout: Rollout, serving: Version) -> None:
         before = {"version": str(rollout.previous), "artifact": rollout.previous.artifact_hash}
         after = {"version": str(serving), "artifact": serving.artifact_hash, "generation": rollout.generation}
         action = "serving.confirmed" if end == State.DONE else "rollout.rolled_back"
-        audit.record(endpoint.organisation, None, action, f"{endpoint.slug} {serving}", reason=rollout.note, before=before, after=after)
+        audit.record(
+            endpoint.organisation,
+            None,
+            action,
+            f"{endpoint.slug} {serving}",
+            reason=rollout.note,
+            before=before,
+            after=after,
+        )
 
 
 def _open(endpoint: Endpoint, version: Version, user: User, reason: str, **values: Any) -> Rollout:
     if endpoint.rollouts.filter(state__in=Rollout.LIVE).exists():
         raise Refused("Another change of this endpoint is under way. Let it end, or abort it.")
     try:
-        return Rollout.objects.create(endpoint=endpoint, version=version, previous=endpoint.serving, started_by=user, reason=reason, **values)
+        return Rollout.objects.create(
+            endpoint=endpoint, version=version, previous=endpoint.serving, started_by=user, reason=reason, **values
+        )
     except IntegrityError as error:
         raise Refused("Another change of this endpoint has just begun.") from error
 

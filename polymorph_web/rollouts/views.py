@@ -109,7 +109,9 @@ def rollback(request: HttpRequest, slug: str) -> HttpResponse:
     form = RollbackForm(endpoint, request.POST or None, initial=initial)
     if request.method == "POST" and form.is_valid():
         try:
-            rollout = services.roll_back(endpoint, form.cleaned_data["version"], request.user, form.cleaned_data["reason"])
+            rollout = services.roll_back(
+                endpoint, form.cleaned_data["version"], request.user, form.cleaned_data["reason"]
+            )
             return redirect("rollout", rollout.id)
         except (Refused, GatewayError) as error:
             form.add_error(None, str(error))
@@ -129,7 +131,9 @@ def rollback(request: HttpRequest, slug: str) -> HttpResponse:
 
 def _previous(endpoint: Any) -> int | None:
     """The version that was served before this one, else the newest other."""
-    last = endpoint.rollouts.filter(state=Rollout.State.DONE, version=endpoint.serving).select_related("previous").first()
+    last = (
+        endpoint.rollouts.filter(state=Rollout.State.DONE, version=endpoint.serving).select_related("previous").first()
+    )
     if last is not None:
         return int(last.previous.number)
     other = endpoint.versions.exclude(pk=endpoint.serving_id).first()
@@ -155,7 +159,10 @@ def _context(request: HttpRequest, rollout_id: int) -> dict[str, Any]:
 def steps(rollout: Rollout) -> list[dict[str, str]]:
     """The stations of this change and where it stands."""
     if rollout.kind == "rollback":
-        texts = [("promoting", f"Swap the running engine to {rollout.version}"), ("done", f"{rollout.version} answers every request")]
+        texts = [
+            ("promoting", f"Swap the running engine to {rollout.version}"),
+            ("done", f"{rollout.version} answers every request"),
+        ]
     else:
         texts = [
             ("canary", f"Canary: {rollout.version} answers {rollout.share:.0%} of the requests"),
@@ -166,4 +173,7 @@ def steps(rollout: Rollout) -> list[dict[str, str]]:
     order = [name for name, _ in texts]
     at = order.index(rollout.state) if rollout.state in order else 0
     ended = rollout.state == Rollout.State.DONE
-    return [{"text": t, "state": "done" if ended or i < at else "now" if i == at else "todo"} for i, (_, t) in enumerate(texts)]
+    return [
+        {"text": t, "state": "done" if ended or i < at else "now" if i == at else "todo"}
+        for i, (_, t) in enumerate(texts)
+    ]

@@ -55,9 +55,17 @@ def _point(order: int, row: Row) -> Point:
     ratio = float(row["ratio"])
     low, high = row.get("ci_low"), row.get("ci_high")
     return Point(
-        order, row["artifact_hash"], row.get("name") or row["artifact_hash"][:8], row.get("focus") or "other",
-        row.get("mechanism") or "", int(row["tier"]), str(row["state"]), ratio,
-        ratio if low is None else float(low), ratio if high is None else float(high), row.get("predicted"),
+        order,
+        row["artifact_hash"],
+        row.get("name") or row["artifact_hash"][:8],
+        row.get("focus") or "other",
+        row.get("mechanism") or "",
+        int(row["tier"]),
+        str(row["state"]),
+        ratio,
+        ratio if low is None else float(low),
+        ratio if high is None else float(high),
+        row.get("predicted"),
     )
 
 
@@ -79,7 +87,8 @@ def progress_figure(info: Progress) -> Figure:
         "layout": fig.layout(
             fig.axis("experiment", rangemode="tozero", tickformat="d"),
             fig.axis("speed over baseline (×)"),
-            shapes=[shape], annotations=[label],
+            shapes=[shape],
+            annotations=[label],
         ),
     }
 
@@ -88,11 +97,21 @@ def _focus_trace(focus: str, all_points: Sequence[Point]) -> dict[str, Any]:
     """Hollow markers for tier 1 (a few layers), filled for the whole model."""
     known = [p for p in all_points if (p.focus if p.focus in fig.FOCI else "other") == focus]
     trace = fig.points(
-        focus, [p.order for p in known], [p.ratio for p in known], fig.color(focus), fig.symbol(focus),
-        customdata=[[p.name, p.low, p.high, p.tier, p.state, p.artifact_hash] for p in known], hovertemplate=HOVER,
+        focus,
+        [p.order for p in known],
+        [p.ratio for p in known],
+        fig.color(focus),
+        fig.symbol(focus),
+        customdata=[[p.name, p.low, p.high, p.tier, p.state, p.artifact_hash] for p in known],
+        hovertemplate=HOVER,
         error_y={
-            "type": "data", "symmetric": False, "array": [p.high - p.ratio for p in known],
-            "arrayminus": [p.ratio - p.low for p in known], "color": fig.color(focus, 0.45), "thickness": 1, "width": 0,
+            "type": "data",
+            "symmetric": False,
+            "array": [p.high - p.ratio for p in known],
+            "arrayminus": [p.ratio - p.low for p in known],
+            "color": fig.color(focus, 0.45),
+            "thickness": 1,
+            "width": 0,
         },
         showlegend=bool(known),
     )
@@ -109,11 +128,25 @@ def progress_chart(experiments: Iterable[Row]) -> Chart:
     info = progress_info(experiments)
     best = f"Best so far {info.best[-1][1]:.2f}×." if info.best else "Nothing faster than the baseline yet."
     return Chart(
-        "progress", "Search progress",
+        "progress",
+        "Search progress",
         f"{best} Hollow markers are tier 1 (a few layers), filled ones the whole model; bars are 95% intervals.",
         progress_figure(info),
-        ("experiment", "candidate", "focus", "mechanism", "tier", "verdict", "ratio (×)", "95% low (×)", "95% high (×)"),
-        tuple((p.order, p.name, p.focus, p.mechanism, p.tier, p.state, _r(p.ratio), _r(p.low), _r(p.high)) for p in info.points),
+        (
+            "experiment",
+            "candidate",
+            "focus",
+            "mechanism",
+            "tier",
+            "verdict",
+            "ratio (×)",
+            "95% low (×)",
+            "95% high (×)",
+        ),
+        tuple(
+            (p.order, p.name, p.focus, p.mechanism, p.tier, p.state, _r(p.ratio), _r(p.low), _r(p.high))
+            for p in info.points
+        ),
         size="tall",
     )
 
@@ -138,18 +171,30 @@ def tradeoff_figure(info: Tradeoff) -> Figure:
     traces = []
     for focus in dict.fromkeys(p[1] for p in info.points):
         mine = [p for p in info.points if p[1] == focus]
-        traces.append(fig.points(
-            focus, [p[2] for p in mine], [p[3] for p in mine], fig.color(focus), fig.symbol(focus), size=9,
-            text=[p[0] for p in mine], hovertemplate="<b>%{text}</b><br>%{y:.1f} tok/s · %{x:.1f} tok/s/user<extra></extra>",
-        ))
-    return {"data": traces, "layout": fig.layout(
-        fig.axis("interactivity (tok/s/user)"), fig.axis("output throughput (tok/s)"))}
+        traces.append(
+            fig.points(
+                focus,
+                [p[2] for p in mine],
+                [p[3] for p in mine],
+                fig.color(focus),
+                fig.symbol(focus),
+                size=9,
+                text=[p[0] for p in mine],
+                hovertemplate="<b>%{text}</b><br>%{y:.1f} tok/s · %{x:.1f} tok/s/user<extra></extra>",
+            )
+        )
+    return {
+        "data": traces,
+        "layout": fig.layout(fig.axis("interactivity (tok/s/user)"), fig.axis("output throughput (tok/s)")),
+    }
 
 
 def tradeoff_chart(experiments: Iterable[Row]) -> Chart:
     info = tradeoff_info(experiments)
     return Chart(
-        "tradeoff", "Throughput and interactivity", "Whole-model candidates; up and to the right is better.",
+        "tradeoff",
+        "Throughput and interactivity",
+        "Whole-model candidates; up and to the right is better.",
         tradeoff_figure(info) if info.points else None,
         ("candidate", "focus", "interactivity (tok/s/user)", "output throughput (tok/s)"),
         tuple((n, f, _r(x), _r(y)) for n, f, x, y in info.points),
@@ -179,8 +224,13 @@ def predictions_figure(info: Predictions) -> Figure:
     for focus in dict.fromkeys(p[1] for p in info.points):
         mine = [p for p in info.points if p[1] == focus]
         trace = fig.points(
-            focus, [p[3] for p in mine], [p[4] for p in mine], fig.color(focus), fig.symbol(focus),
-            text=[p[0] for p in mine], hovertemplate="<b>%{text}</b><br>predicted %{x:.2f}×, measured %{y:.2f}×<extra></extra>",
+            focus,
+            [p[3] for p in mine],
+            [p[4] for p in mine],
+            fig.color(focus),
+            fig.symbol(focus),
+            text=[p[0] for p in mine],
+            hovertemplate="<b>%{text}</b><br>predicted %{x:.2f}×, measured %{y:.2f}×<extra></extra>",
         )
         trace["marker"]["symbol"] = [marker_symbol(p[1], p[2]) for p in mine]
         trace["marker"]["line"] = {"width": 1.5, "color": fig.color(focus)}
@@ -195,7 +245,8 @@ def predictions_chart(experiments: Iterable[Row]) -> Chart:
     info = predictions_info(experiments)
     error = "" if info.median_error is None else f" Median error {info.median_error:.0%}."
     return Chart(
-        "predictions", "Predicted and measured",
+        "predictions",
+        "Predicted and measured",
         f"How well the cost model foresaw each measurement; on the line it was right.{error}",
         predictions_figure(info) if info.points else None,
         ("candidate", "focus", "tier", "predicted (×)", "measured (×)"),
@@ -225,21 +276,34 @@ def repeats_info(experiments: Iterable[Row]) -> Repeats:
 def repeats_figure(info: Repeats) -> Figure:
     data = [
         {
-            "type": "box", "name": label, "y": samples, "boxpoints": "all", "jitter": 0.5, "pointpos": 0,
-            "marker": {"color": WINNER, "size": 5, "opacity": 0.65}, "line": {"width": 1.25, "color": "var(--text-2)"},
-            "fillcolor": f"{WINNER}/0.10", "hovertemplate": "%{y:.4f}×<extra>" + label + "</extra>",
+            "type": "box",
+            "name": label,
+            "y": samples,
+            "boxpoints": "all",
+            "jitter": 0.5,
+            "pointpos": 0,
+            "marker": {"color": WINNER, "size": 5, "opacity": 0.65},
+            "line": {"width": 1.25, "color": "var(--text-2)"},
+            "fillcolor": f"{WINNER}/0.10",
+            "hovertemplate": "%{y:.4f}×<extra>" + label + "</extra>",
         }
         for label, samples in info.groups
     ]
     shape, note = fig.level(1.0, "baseline")
-    return {"data": data, "layout": fig.layout(
-        fig.axis(""), fig.axis("paired ratio (×)"), legend=False, shapes=[shape], annotations=[note])}
+    return {
+        "data": data,
+        "layout": fig.layout(
+            fig.axis(""), fig.axis("paired ratio (×)"), legend=False, shapes=[shape], annotations=[note]
+        ),
+    }
 
 
 def repeats_chart(experiments: Iterable[Row]) -> Chart:
     info = repeats_info(experiments)
     return Chart(
-        "repeats", "Raw repeats", "Each dot is one interleaved pair: the candidate's speed over the other side's.",
+        "repeats",
+        "Raw repeats",
+        "Each dot is one interleaved pair: the candidate's speed over the other side's.",
         repeats_figure(info) if info.groups else None,
         ("measurement", "pair", "ratio (×)"),
         tuple((label, i, _r(s)) for label, samples in info.groups for i, s in enumerate(samples, 1)),

@@ -78,5 +78,3 @@ class RunConsumer(AsyncJsonWebsocketConsumer):
         except (Http404, PermissionDenied):
             return False
         return True
-
-

@@ -45,23 +45,47 @@ def sweep_figure(info: Sweep) -> Figure:
         c: Curve = getattr(info, side)
         bounded = [i for i in range(len(c.conc)) if c.low[i] is not None and c.high[i] is not None]
         if bounded:
-            data.append(fig.band([c.conc[i] for i in bounded], [c.low[i] for i in bounded], [c.high[i] for i in bounded], tone))
-        data.append(fig.line(
-            name, c.conc, c.output_tput, tone, dash=dash, mode="lines+markers", marker={"size": 7, "symbol": _symbol(side)},
-            hovertemplate="%{y:.1f} tok/s at concurrency %{x}<extra>" + name + "</extra>",
-        ))
+            data.append(
+                fig.band([c.conc[i] for i in bounded], [c.low[i] for i in bounded], [c.high[i] for i in bounded], tone)
+            )
+        data.append(
+            fig.line(
+                name,
+                c.conc,
+                c.output_tput,
+                tone,
+                dash=dash,
+                mode="lines+markers",
+                marker={"size": 7, "symbol": _symbol(side)},
+                hovertemplate="%{y:.1f} tok/s at concurrency %{x}<extra>" + name + "</extra>",
+            )
+        )
     ticks = sorted({*info.baseline.conc, *info.winner.conc})
-    return {"data": data, "layout": fig.layout(
-        fig.axis("concurrency (requests in flight)", type="log", tickvals=ticks, ticktext=[str(t) for t in ticks]),
-        fig.axis("output throughput (tok/s)", rangemode="tozero"))}
+    return {
+        "data": data,
+        "layout": fig.layout(
+            fig.axis("concurrency (requests in flight)", type="log", tickvals=ticks, ticktext=[str(t) for t in ticks]),
+            fig.axis("output throughput (tok/s)", rangemode="tozero"),
+        ),
+    }
 
 
 def by_concurrency(report: Report) -> Chart:
     info = sweep_info(report)
     return Chart(
-        "throughput", "Throughput by concurrency", "Output tokens per second; the bands are 95% intervals.",
+        "throughput",
+        "Throughput by concurrency",
+        "Output tokens per second; the bands are 95% intervals.",
         sweep_figure(info) if info.baseline.conc else None,
-        ("side", "concurrency", "output (tok/s)", "95% low (tok/s)", "95% high (tok/s)", "interactivity (tok/s/user)", "p95 TTFT (s)"),
+        (
+            "side",
+            "concurrency",
+            "output (tok/s)",
+            "95% low (tok/s)",
+            "95% high (tok/s)",
+            "interactivity (tok/s/user)",
+            "p95 TTFT (s)",
+        ),
         tuple(
             (name, *(_r(v) for v in row)) for side, name, *_ in SIDES for row in zip(*getattr(info, side), strict=True)
         ),
@@ -84,26 +108,59 @@ def frontier_figure(info: Frontier) -> Figure:
     data = []
     for side, name, tone, dash in SIDES:
         c: Curve = getattr(info.sweep, side)
-        data.append(fig.line(
-            name, c.interactivity, c.output_tput, tone, dash=dash, mode="lines+markers+text",
-            marker={"size": 8, "symbol": _symbol(side)}, text=[str(v) for v in c.conc], textposition="top center",
-            textfont={"size": 10, "color": "var(--text-2)"},
-            hovertemplate="%{y:.1f} tok/s · %{x:.1f} tok/s/user at concurrency %{text}<extra>" + name + "</extra>",
-        ))
+        data.append(
+            fig.line(
+                name,
+                c.interactivity,
+                c.output_tput,
+                tone,
+                dash=dash,
+                mode="lines+markers+text",
+                marker={"size": 8, "symbol": _symbol(side)},
+                text=[str(v) for v in c.conc],
+                textposition="top center",
+                textfont={"size": 10, "color": "var(--text-2)"},
+                hovertemplate="%{y:.1f} tok/s · %{x:.1f} tok/s/user at concurrency %{text}<extra>" + name + "</extra>",
+            )
+        )
     shapes, notes = [], []
     if info.min_interactivity:
-        shapes.append({
-            "type": "rect", "xref": "x", "yref": "paper", "x0": info.min_interactivity, "x1": _reach(info), "y0": 0, "y1": 1,
-            "fillcolor": "var(--c-ok)/0.07", "line": {"width": 0}, "layer": "below",
-        })
-        notes.append({
-            "xref": "x", "yref": "paper", "x": info.min_interactivity, "y": 0.02, "xanchor": "left", "yanchor": "bottom",
-            "text": f" meets the SLO: {info.min_interactivity:.0f} tok/s/user or more", "showarrow": False,
-            "font": {"size": 11, "color": "var(--c-ok)"},
-        })
-    return {"data": data, "layout": fig.layout(
-        fig.axis("interactivity, 1/TPOT (tok/s/user)", rangemode="tozero"),
-        fig.axis("output throughput (tok/s)", rangemode="tozero"), shapes=shapes, annotations=notes)}
+        shapes.append(
+            {
+                "type": "rect",
+                "xref": "x",
+                "yref": "paper",
+                "x0": info.min_interactivity,
+                "x1": _reach(info),
+                "y0": 0,
+                "y1": 1,
+                "fillcolor": "var(--c-ok)/0.07",
+                "line": {"width": 0},
+                "layer": "below",
+            }
+        )
+        notes.append(
+            {
+                "xref": "x",
+                "yref": "paper",
+                "x": info.min_interactivity,
+                "y": 0.02,
+                "xanchor": "left",
+                "yanchor": "bottom",
+                "text": f" meets the SLO: {info.min_interactivity:.0f} tok/s/user or more",
+                "showarrow": False,
+                "font": {"size": 11, "color": "var(--c-ok)"},
+            }
+        )
+    return {
+        "data": data,
+        "layout": fig.layout(
+            fig.axis("interactivity, 1/TPOT (tok/s/user)", rangemode="tozero"),
+            fig.axis("output throughput (tok/s)", rangemode="tozero"),
+            shapes=shapes,
+            annotations=notes,
+        ),
+    }
 
 
 def _reach(info: Frontier) -> float:
@@ -115,12 +172,17 @@ def frontier(report: Report, slo: Mapping[str, Any]) -> Chart:
     info = frontier_info(report, slo)
     drawable = any(v is not None for v in info.sweep.baseline.interactivity)
     return Chart(
-        "frontier", "Throughput and interactivity", "Each point is a concurrency, written beside it. Up and to the right is better.",
+        "frontier",
+        "Throughput and interactivity",
+        "Each point is a concurrency, written beside it. Up and to the right is better.",
         frontier_figure(info) if drawable else None,
         ("side", "concurrency", "interactivity (tok/s/user)", "output (tok/s)"),
         tuple(
-            (name, conc, _r(x), _r(y)) for side, name, *_ in SIDES
-            for conc, x, y in zip(*(getattr(getattr(info.sweep, side), k) for k in ("conc", "interactivity", "output_tput")), strict=True)
+            (name, conc, _r(x), _r(y))
+            for side, name, *_ in SIDES
+            for conc, x, y in zip(
+                *(getattr(getattr(info.sweep, side), k) for k in ("conc", "interactivity", "output_tput")), strict=True
+            )
         ),
         empty="Interactivity by concurrency was not measured for this run.",
     )
@@ -138,30 +200,51 @@ LATENCIES = {"ttft_s": "Time to first token", "tpot_s": "Time per output token",
 
 def ecdf_info(report: Report, key: str) -> Ecdf:
     samples = report.get("samples") or {}
-    return Ecdf(*(sorted(float(s[key]) for s in samples.get(side) or [] if s.get(key) is not None) for side, *_ in SIDES))
+    return Ecdf(
+        *(sorted(float(s[key]) for s in samples.get(side) or [] if s.get(key) is not None) for side, *_ in SIDES)
+    )
 
 
 def ecdf_figure(info: Ecdf, title: str) -> Figure:
     data = []
     for (_, name, tone, dash), values in zip(SIDES, info, strict=True):
         share = [(i + 1) / len(values) for i in range(len(values))]
-        data.append(fig.line(
-            name, [v * 1e3 for v in values], share, tone, dash=dash, shape="hv",
-            hovertemplate="%{y:.0%} of requests within %{x:.1f} ms<extra>" + name + "</extra>",
-        ))
+        data.append(
+            fig.line(
+                name,
+                [v * 1e3 for v in values],
+                share,
+                tone,
+                dash=dash,
+                shape="hv",
+                hovertemplate="%{y:.0%} of requests within %{x:.1f} ms<extra>" + name + "</extra>",
+            )
+        )
     shapes = [fig.level(p, label) for p, label in ((0.5, "p50"), (0.95, "p95"))]
-    return {"data": data, "layout": fig.layout(
-        fig.axis(f"{title} (ms)", rangemode="tozero"), fig.axis("share of requests", tickformat=".0%", range=[0, 1.03]),
-        shapes=[s for s, _ in shapes], annotations=[a for _, a in shapes])}
+    return {
+        "data": data,
+        "layout": fig.layout(
+            fig.axis(f"{title} (ms)", rangemode="tozero"),
+            fig.axis("share of requests", tickformat=".0%", range=[0, 1.03]),
+            shapes=[s for s, _ in shapes],
+            annotations=[a for _, a in shapes],
+        ),
+    }
 
 
 def ecdf_chart(report: Report, key: str) -> Chart:
     info, title = ecdf_info(report, key), LATENCIES[key]
     return Chart(
-        f"ecdf-{key.removesuffix('_s')}", title, "Share of held-out requests answered within a time; further left is faster.",
+        f"ecdf-{key.removesuffix('_s')}",
+        title,
+        "Share of held-out requests answered within a time; further left is faster.",
         ecdf_figure(info, title) if info.baseline and info.winner else None,
         ("side", "request, sorted", f"{title.lower()} (s)"),
-        tuple((name, i, _r(v, 6)) for (_, name, *_), values in zip(SIDES, info, strict=True) for i, v in enumerate(values, 1)),
+        tuple(
+            (name, i, _r(v, 6))
+            for (_, name, *_), values in zip(SIDES, info, strict=True)
+            for i, v in enumerate(values, 1)
+        ),
         empty="Latency samples were not kept for this run.",
     )
 
@@ -183,21 +266,41 @@ def operators_figure(info: Operators) -> Figure:
     for i, (_, name, tone, _dash) in enumerate(SIDES, 1):
         values = [row[i] for row in reversed(info.rows)]
         if any(v is not None for v in values):
-            data.append({
-                "type": "bar", "orientation": "h", "name": name, "y": names, "x": [None if v is None else v * 1e3 for v in values],
-                "marker": {"color": tone, "pattern": {"shape": "/" if i == 1 else "", "size": 5, "solidity": 0.25}},
-                "hovertemplate": "%{x:.3f} ms<extra>" + name + "</extra>",
-            })
-    return {"data": data, "layout": fig.layout(
-        fig.axis("time per step (ms)", rangemode="tozero"), fig.axis(""), barmode="group", bargap=0.3, bargroupgap=0.08)}
+            data.append(
+                {
+                    "type": "bar",
+                    "orientation": "h",
+                    "name": name,
+                    "y": names,
+                    "x": [None if v is None else v * 1e3 for v in values],
+                    "marker": {"color": tone, "pattern": {"shape": "/" if i == 1 else "", "size": 5, "solidity": 0.25}},
+                    "hovertemplate": "%{x:.3f} ms<extra>" + name + "</extra>",
+                }
+            )
+    return {
+        "data": data,
+        "layout": fig.layout(
+            fig.axis("time per step (ms)", rangemode="tozero"),
+            fig.axis(""),
+            barmode="group",
+            bargap=0.3,
+            bargroupgap=0.08,
+        ),
+    }
 
 
 def operators(report: Report) -> Chart:
     info = operators_info(report)
     fused = any(r[2] is None for r in info.rows)
-    note = " The optimised version runs some operators as one fused kernel, so they have no time of their own." if fused else ""
+    note = (
+        " The optimised version runs some operators as one fused kernel, so they have no time of their own."
+        if fused
+        else ""
+    )
     return Chart(
-        "operators", "Time by operator", f"Share of one step on this endpoint's traffic.{note}",
+        "operators",
+        "Time by operator",
+        f"Share of one step on this endpoint's traffic.{note}",
         operators_figure(info) if info.rows else None,
         ("operator", "baseline (s)", "optimised (s)"),
         tuple((n, _r(b, 7), _r(w, 7)) for n, b, w in info.rows),
@@ -223,24 +326,44 @@ def pairs_info(report: Report) -> Pairs | None:
 def pairs_figure(info: Pairs) -> Figure:
     shape, label = fig.level(1.0, "baseline")
     interval = {
-        "type": "rect", "xref": "paper", "x0": 0, "x1": 1, "y0": info.low, "y1": info.high, "layer": "below",
-        "fillcolor": f"{WINNER}/0.14", "line": {"width": 0},
+        "type": "rect",
+        "xref": "paper",
+        "x0": 0,
+        "x1": 1,
+        "y0": info.low,
+        "y1": info.high,
+        "layer": "below",
+        "fillcolor": f"{WINNER}/0.14",
+        "line": {"width": 0},
     }
     mean = fig.line("paired ratio", [0.5, len(info.ratios) + 0.5], [info.ratio] * 2, WINNER, hoverinfo="skip")
     each = fig.points(
-        "one pair", list(range(1, len(info.ratios) + 1)), info.ratios, WINNER, size=9,
+        "one pair",
+        list(range(1, len(info.ratios) + 1)),
+        info.ratios,
+        WINNER,
+        size=9,
         hovertemplate="pair %{x}: %{y:.3f}×<extra></extra>",
     )
-    return {"data": [mean, each], "layout": fig.layout(
-        fig.axis("interleaved pair", tickformat="d", dtick=max(1, len(info.ratios) // 8)), fig.axis("ratio (×)"),
-        shapes=[interval, shape], annotations=[label])}
+    return {
+        "data": [mean, each],
+        "layout": fig.layout(
+            fig.axis("interleaved pair", tickformat="d", dtick=max(1, len(info.ratios) // 8)),
+            fig.axis("ratio (×)"),
+            shapes=[interval, shape],
+            annotations=[label],
+        ),
+    }
 
 
 def pairs(report: Report) -> Chart:
     info = pairs_info(report)
     return Chart(
-        "pairs", "Every pair", "Optimised over baseline, interleaved over HTTP on held-out requests; the band is the 95% interval.",
-        pairs_figure(info) if info else None, ("pair", "ratio (×)"),
+        "pairs",
+        "Every pair",
+        "Optimised over baseline, interleaved over HTTP on held-out requests; the band is the 95% interval.",
+        pairs_figure(info) if info else None,
+        ("pair", "ratio (×)"),
         tuple((i, _r(r)) for i, r in enumerate(info.ratios, 1)) if info else (),
         empty="No end-to-end pair was measured for this run.",
     )

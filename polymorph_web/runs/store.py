@@ -54,7 +54,9 @@ class DjangoRunStore:
         return replace(lease, expires=expires)
 
     def finish(self, lease: Lease, outcome: str, reason: str = "") -> None:
-        ended = self._held(lease).update(state=outcome, reason=reason, finished=timezone.now(), lease_owner="", lease_expires=0, phase="done")
+        ended = self._held(lease).update(
+            state=outcome, reason=reason, finished=timezone.now(), lease_owner="", lease_expires=0, phase="done"
+        )
         if not ended:
             raise LeaseLost(lease.run_id)
         self._ring(lease.run_id)
@@ -120,7 +122,9 @@ class DjangoRunStore:
             RunRecord.objects.update_or_create(run=run, kind=kind, key=key, defaults=values)
 
     def _held(self, lease: Lease) -> Any:
-        return Run.objects.filter(id=lease.run_id, lease_owner=lease.owner, attempt=lease.attempt, state=Run.State.RUNNING)
+        return Run.objects.filter(
+            id=lease.run_id, lease_owner=lease.owner, attempt=lease.attempt, state=Run.State.RUNNING
+        )
 
     def _lock(self, lease: Lease) -> Run:
         """The run's row, locked, so that events of a run get their numbers one after another."""
@@ -141,5 +145,3 @@ def restore(kind: str, payload: dict[str, Any]) -> Any:
     known = {f.name for f in fields(TYPES[kind])}
     values = {k: ENUMS[k](v) if k in ENUMS and v is not None else v for k, v in payload.items() if k in known}
     return TYPES[kind](**values)
-
-

@@ -19,7 +19,10 @@ def expected(minutes: float, endpoint: Endpoint) -> dict[str, str]:
     low, high = minutes * 0.9, minutes * 1.25
     cost = endpoint.price_per_hour * minutes / 60
     text = f"about {low:.0f}-{high:.0f} minutes" if minutes >= 2 else f"about {60 * low:.0f}-{60 * high:.0f} seconds"
-    return {"duration_text": text, "cost_text": f"${cost:.2f} of device time" if cost else "no price is set for this device"}
+    return {
+        "duration_text": text,
+        "cost_text": f"${cost:.2f} of device time" if cost else "no price is set for this device",
+    }
 
 
 def sentence(report: dict[str, Any]) -> str:
@@ -58,7 +61,12 @@ def changes(report: dict[str, Any]) -> tuple[list[str], list[str]]:
             text = f"Output tokens/s under {scenario['name']} traffic: {ratio:.2f} times the baseline's."
             (worse if ratio < WORSE_THAN else better).append(text)
     baseline, winner = report.get("baseline") or {}, report.get("winner") or {}
-    for name, title in (("median_ttft", "Median TTFT"), ("p95_ttft", "p95 TTFT"), ("median_tpot", "Median TPOT"), ("p95_tpot", "p95 TPOT")):
+    for name, title in (
+        ("median_ttft", "Median TTFT"),
+        ("p95_ttft", "p95 TTFT"),
+        ("median_tpot", "Median TPOT"),
+        ("p95_tpot", "p95 TPOT"),
+    ):
         before, after = baseline.get(name), winner.get(name)
         if before and after:
             text = f"{title}: {1e3 * before:.1f} ms before, {1e3 * after:.1f} ms after."
@@ -90,7 +98,11 @@ def candidate(run: Run, artifact_hash: str) -> dict[str, Any] | None:
 def verdict(experiments: list[dict[str, Any]], checks: list[dict[str, Any]]) -> dict[str, str]:
     failed = [c for c in checks if c["verdict"] == "fail"]
     if failed:
-        return {"state": "failed", "icon": "x", "text": f"Rejected: the check {failed[0]['check']} ({failed[0]['case']}) failed."}
+        return {
+            "state": "failed",
+            "icon": "x",
+            "text": f"Rejected: the check {failed[0]['check']} ({failed[0]['case']}) failed.",
+        }
     last = max(experiments, key=lambda e: e["tier"], default=None)
     if last is None:
         return {"state": "predicted", "icon": "circle", "text": "Predicted only: it was never measured."}
@@ -104,7 +116,10 @@ def verdict(experiments: list[dict[str, Any]], checks: list[dict[str, Any]]) -> 
 
 def lineage(run: Run, found: dict[str, Any]) -> list[dict[str, str]]:
     """The candidate's ancestors in this run, oldest first, itself last."""
-    named = {r["artifact_hash"]: r["payload"] for r in run.records.filter(kind="candidate").values("artifact_hash", "payload")}
+    named = {
+        r["artifact_hash"]: r["payload"]
+        for r in run.records.filter(kind="candidate").values("artifact_hash", "payload")
+    }
     chain, seen = [found], {found["artifact_hash"]}
     while (parent := chain[0].get("parent")) in named and parent not in seen:
         chain.insert(0, named[parent])

@@ -58,7 +58,9 @@ def _audit(run_id: str) -> None:
     run = Run.objects.select_related("endpoint__organisation").get(id=run_id)
     if not run.is_live:
         speedup = (run.report or {}).get("speedup") or {}
-        audit.record(run.endpoint.organisation, None, f"run.{run.state}", f"run {run.id}", reason=run.reason, after=speedup)
+        audit.record(
+            run.endpoint.organisation, None, f"run.{run.state}", f"run {run.id}", reason=run.reason, after=speedup
+        )
 
 
 def reap() -> int:
@@ -68,7 +70,9 @@ def reap() -> int:
     """
     touched = 0
     now = time.time()
-    for run in Run.objects.filter(state__in=LIVE_STATES, lease_expires__lt=now).select_related("endpoint__organisation"):
+    for run in Run.objects.filter(state__in=LIVE_STATES, lease_expires__lt=now).select_related(
+        "endpoint__organisation"
+    ):
         if run.state == Run.State.RUNNING and run.attempt >= MAX_ATTEMPTS:
             reason = f"The worker was lost {run.attempt} times while it searched; what was measured is kept. Start the run again."
             ended = Run.objects.filter(id=run.id, attempt=run.attempt, lease_expires__lt=now, state=run.state)

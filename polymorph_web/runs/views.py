@@ -176,5 +176,3 @@ def report_csv(request: HttpRequest, run_id: Any) -> HttpResponse:
     for side in ("baseline", "winner"):
         writer.writerows([side, *(row.get(c) for c in columns)] for row in samples.get(side, []))
     return response
-
-

@@ -75,15 +75,22 @@ def layout(x: dict[str, Any], y: dict[str, Any], *, legend: bool = True, **extra
         "yaxis": y,
         "showlegend": legend,
         "legend": {
-            "orientation": "h", "x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom",
-            "font": {"size": 12, "color": MUTED}, "bgcolor": "rgba(0,0,0,0)",
+            "orientation": "h",
+            "x": 0,
+            "y": 1.02,
+            "xanchor": "left",
+            "yanchor": "bottom",
+            "font": {"size": 12, "color": MUTED},
+            "bgcolor": "rgba(0,0,0,0)",
         },
         "margin": {"l": 52, "r": 16, "t": 28 if legend else 12, "b": 44},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"family": "Inter Variable, Inter, system-ui, sans-serif", "size": 12, "color": "var(--text)"},
         "hoverlabel": {
-            "bgcolor": "var(--raised)", "bordercolor": "var(--line-strong)", "align": "left",
+            "bgcolor": "var(--raised)",
+            "bordercolor": "var(--line-strong)",
+            "align": "left",
             "font": {"size": 12, "color": "var(--text)"},
         },
         "hovermode": "closest",
@@ -97,36 +104,66 @@ def line(name: str, x: Sequence[Any], y: Sequence[Any], tone: str, **extra: Any)
     dash = extra.pop("dash", "solid")
     shape = extra.pop("shape", "linear")
     return {
-        "type": "scatter", "mode": extra.pop("mode", "lines"), "name": name, "x": list(x), "y": list(y),
-        "line": {"color": tone, "width": 2, "dash": dash, "shape": shape}, **extra,
+        "type": "scatter",
+        "mode": extra.pop("mode", "lines"),
+        "name": name,
+        "x": list(x),
+        "y": list(y),
+        "line": {"color": tone, "width": 2, "dash": dash, "shape": shape},
+        **extra,
     }
 
 
-def points(name: str, x: Sequence[Any], y: Sequence[Any], tone: str, marker: str = "circle", **extra: Any) -> dict[str, Any]:
+def points(
+    name: str, x: Sequence[Any], y: Sequence[Any], tone: str, marker: str = "circle", **extra: Any
+) -> dict[str, Any]:
     size = extra.pop("size", 8)
     return {
-        "type": "scatter", "mode": "markers", "name": name, "x": list(x), "y": list(y),
-        "marker": {"color": tone, "size": size, "symbol": marker, "line": {"color": "var(--surface)", "width": 1}}, **extra,
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": list(x),
+        "y": list(y),
+        "marker": {"color": tone, "size": size, "symbol": marker, "line": {"color": "var(--surface)", "width": 1}},
+        **extra,
     }
 
 
 def band(x: Sequence[Any], low: Sequence[Any], high: Sequence[Any], tone: str) -> dict[str, Any]:
     """The area between two curves, as one closed outline."""
     return {
-        "type": "scatter", "mode": "lines", "x": [*x, *reversed(list(x))], "y": [*high, *reversed(list(low))],
-        "fill": "toself", "fillcolor": f"{tone}/0.16", "line": {"width": 0, "color": f"{tone}/0"},
-        "hoverinfo": "skip", "showlegend": False,
+        "type": "scatter",
+        "mode": "lines",
+        "x": [*x, *reversed(list(x))],
+        "y": [*high, *reversed(list(low))],
+        "fill": "toself",
+        "fillcolor": f"{tone}/0.16",
+        "line": {"width": 0, "color": f"{tone}/0"},
+        "hoverinfo": "skip",
+        "showlegend": False,
     }
 
 
 def level(y: float, text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A dashed horizontal line across the plot and its label: a shape and an annotation."""
     shape = {
-        "type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "layer": "below",
+        "type": "line",
+        "xref": "paper",
+        "x0": 0,
+        "x1": 1,
+        "y0": y,
+        "y1": y,
+        "layer": "below",
         "line": {"color": "var(--line-control)", "width": 1, "dash": "dash"},
     }
     label = {
-        "xref": "paper", "x": 1, "y": y, "xanchor": "right", "yanchor": "bottom", "text": text, "showarrow": False,
+        "xref": "paper",
+        "x": 1,
+        "y": y,
+        "xanchor": "right",
+        "yanchor": "bottom",
+        "text": text,
+        "showarrow": False,
         "font": {"size": 11, "color": MUTED},
     }
     return shape, label

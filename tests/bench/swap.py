@@ -52,7 +52,9 @@ def _by_kind(data: Path) -> dict[str, list[float]]:
         del loaded
         times: dict[str, list[float]] = {kind: [] for kind in GOALS}
         for i in range(REPEATS):
-            times["settings"].append(_first_step(host, builder, _proposal(f"setting {i}", {"forward.py": baseline}, block_size=32, probe=i)))
+            times["settings"].append(
+                _first_step(host, builder, _proposal(f"setting {i}", {"forward.py": baseline}, block_size=32, probe=i))
+            )
             changed = {"forward.py": baseline.replace("class Forward:", f"VARIANT = {i}\n\n\nclass Forward:", 1)}
             times["python"].append(_first_step(host, builder, _proposal(f"python {i}", changed)))
             fresh = dict(cpp.files) | {n: f"{t}\n// variant {i}\n" for n, t in cpp.files.items() if n.endswith(".cpp")}
@@ -109,8 +111,12 @@ def _while_serving(data: Path) -> list[Figure]:
         Figure("cold start of the same server", server.cold_start_s, "s"),
         Figure("cold start over hot swap", server.cold_start_s / swapped["hot_swap_s"], "x"),
         Figure("host pid unchanged", str(before["host_pid"] == after["host_pid"]), "", "True", "equal"),
-        Figure("weight mapping unchanged", str(before["weights_mapping"] == after["weights_mapping"]), "", "True", "equal"),
-        Figure("serving another version after", str(before["artifact_hash"] != after["artifact_hash"]), "", "True", "equal"),
+        Figure(
+            "weight mapping unchanged", str(before["weights_mapping"] == after["weights_mapping"]), "", "True", "equal"
+        ),
+        Figure(
+            "serving another version after", str(before["artifact_hash"] != after["artifact_hash"]), "", "True", "equal"
+        ),
         Figure("tokens of the stream begun before the swap", tokens, "tokens", STREAM_TOKENS, "equal"),
     ]
 
@@ -119,7 +125,13 @@ STREAM_TOKENS = 96
 
 
 def _stream(server: Server, chunks: list[dict[str, Any]]) -> None:
-    body = {"model": "demo", "prompt": "Once upon a time", "max_tokens": STREAM_TOKENS, "ignore_eos": True, "temperature": 0}
+    body = {
+        "model": "demo",
+        "prompt": "Once upon a time",
+        "max_tokens": STREAM_TOKENS,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as response:
         for line in response.iter_lines():

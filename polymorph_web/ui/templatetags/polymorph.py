@@ -21,8 +21,13 @@ from polymorph_web.ui.figures import Chart
 register = template.Library()
 
 for name, function in {
-    "ms": words.millis, "duration": words.duration, "times": words.times, "usd": words.usd, "percent": words.percent,
-    "signed_percent": words.signed_percent, "measured": words.measured,
+    "ms": words.millis,
+    "duration": words.duration,
+    "times": words.times,
+    "usd": words.usd,
+    "percent": words.percent,
+    "signed_percent": words.signed_percent,
+    "measured": words.measured,
 }.items():
     register.filter(name, function)
 
@@ -56,7 +61,20 @@ def item(mapping: Any, key: Any) -> Any:
     return mapping.get(key) if isinstance(mapping, Mapping) else None
 
 
-NOTABLE = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "amx_tile", "asimd", "sve", "bf16")
+NOTABLE = (
+    "avx2",
+    "fma",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_bf16",
+    "amx_int8",
+    "amx_tile",
+    "asimd",
+    "sve",
+    "bf16",
+)
 
 
 @register.filter
@@ -67,7 +85,9 @@ def notable(features: Any) -> list[str]:
 
 @register.filter
 def initials(value: Any) -> str:
-    letters = [part[0] for part in str(value or "?").replace("@", " ").replace("-", " ").replace(".", " ").split() if part]
+    letters = [
+        part[0] for part in str(value or "?").replace("@", " ").replace("-", " ").replace(".", " ").split() if part
+    ]
     return "".join(letters[:2]).upper()
 
 
@@ -97,7 +117,10 @@ def interval(low: Any, high: Any) -> str:
 def icon(name: str, extra: str = "") -> SafeString:
     """A decorative icon: the word beside it carries the meaning."""
     return format_html(
-        '<svg class="icon {}" aria-hidden="true" focusable="false"><use href="{}#{}"></use></svg>', extra, static("icons.svg"), name
+        '<svg class="icon {}" aria-hidden="true" focusable="false"><use href="{}#{}"></use></svg>',
+        extra,
+        static("icons.svg"),
+        name,
     )
 
 
@@ -170,7 +193,9 @@ def group_checks(checks: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for family, rows in families.items():
         verdicts = [str(r["verdict"]) for r in rows]
         worst = next((v for v in ("fail", "inconclusive", "pass") if v in verdicts), "not_applicable")
-        grouped.append({"name": family, "checks": rows, "verdict": worst, "passed": verdicts.count("pass"), "total": len(rows)})
+        grouped.append(
+            {"name": family, "checks": rows, "verdict": worst, "passed": verdicts.count("pass"), "total": len(rows)}
+        )
     return grouped
 
 
@@ -190,4 +215,6 @@ def run_phases() -> tuple[tuple[str, str], ...]:
 def state_words() -> SafeString:
     """Icons, words and tones of every state for the page's scripts, so that both sides say the same."""
     states = {key: found._asdict() for key, found in words.STATES.items()}
-    return json_script({"states": states, "posts": {k: word for k, (_, word) in words.POST_WORDS.items()}}, "state-words")
+    return json_script(
+        {"states": states, "posts": {k: word for k, (_, word) in words.POST_WORDS.items()}}, "state-words"
+    )

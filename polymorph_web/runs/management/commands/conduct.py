@@ -50,7 +50,9 @@ def round_of_work(turn: int = 0) -> None:
         _attempt(f"records of {endpoint.slug}", lambda e=endpoint: services.ingest(e))
         if turn % REGISTER_EVERY == 0:
             _attempt(f"gateway of {endpoint.slug}", lambda e=endpoint: services.register(e))
-    for rollout in Rollout.objects.filter(state__in=Rollout.LIVE).select_related("endpoint__organisation", "version", "previous"):
+    for rollout in Rollout.objects.filter(state__in=Rollout.LIVE).select_related(
+        "endpoint__organisation", "version", "previous"
+    ):
         _attempt(f"rollout {rollout.pk}", lambda r=rollout: step(r))
 
 
