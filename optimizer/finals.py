@@ -17,6 +17,7 @@ from optimizer.measure.end_to_end import EndToEnd, Job, measure_end_to_end
 from optimizer.measure.samples import Slo
 from optimizer.measure.servers import MeasureFailed, ServerSpec
 from optimizer.records import Check
+from optimizer.report import Facts, Winner, build_report
 from optimizer.verify import controls
 from optimizer.verify.runner import Verifier
 
@@ -43,7 +44,28 @@ class Finals:
     lab: Lab
     ledger: Ledger
 
-    def conclude(self, finalists: Sequence[Tried]) -> tuple[Won, EndToEnd]:
+    def conclude(self, finalists: Sequence[Tried]) -> dict[str, Any]:
+        """The report: of the first finalist that is verified and measured, or of none. Raises MeasureFailed."""
+        try:
+            won, measured = self._first(finalists)
+        except NoFinalist as nothing:
+            return self._report(None, str(nothing))
+        winner = Winner(won.tried.candidate, won.artifact, won.checks, measured)
+        speed = measured.heldout.ratio
+        times = f"{speed.ratio:.2f} times the baseline's output tokens/s"
+        interval = f"95% interval {speed.ci_low:.2f} to {speed.ci_high:.2f}"
+        if speed.ci_low <= 1.0:
+            reason = f"On held-out traffic {winner.candidate.name} gave {times} ({interval}): no sure gain. The baseline stays."
+            return self._report(None, reason)
+        return self._report(winner, f"On held-out traffic {winner.candidate.name} gave {times} ({interval}).")
+
+    def _report(self, winner: Winner | None, reason: str) -> dict[str, Any]:
+        self.ledger.enter("report", "Writing the report.")
+        lab = self.lab
+        facts = Facts(self.scene.environment(), lab.operators, lab.steps, lab.baseline.hash)
+        return build_report(self.config, self.ledger, facts, winner, reason)
+
+    def _first(self, finalists: Sequence[Tried]) -> tuple[Won, EndToEnd]:
         """The first finalist that is verified and measured. Raises NoFinalist."""
         if not finalists:
             raise NoFinalist(

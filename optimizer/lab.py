@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import platform
 import secrets
 import time
@@ -103,6 +104,7 @@ class Scene:
             "cores": detect().cores,
             "features": list(self.machine.features),
             "python": platform.python_version(),
+            "torch": importlib.metadata.version("torch"),
             "compiler": compiler_version(path) if path else None,
             "kernel": platform.release(),
             "threads": self.threads,
@@ -120,6 +122,7 @@ class Lab:
     artifacts: ArtifactStore
     noise: float = 0.01
     operators: dict[str, dict[str, float]] = field(default_factory=dict)
+    steps: dict[str, dict[str, float]] = field(default_factory=dict)  # artefact hash -> phase -> seconds of all layers
     restarts: int = 0
 
     def __post_init__(self) -> None:
@@ -240,6 +243,16 @@ class Lab:
         count = 2 * self.work.concurrency + round(2 * tokens / max(self.work.osl, 1.0))
         return self.scene.requests(count, self.run.seed + 1000 * (self.restarts + 1) + trial)
 
+    def time_steps(self, *hashes: str) -> None:
+        """Seconds of a prefill and a decode step of all layers, for each of these artefacts, as the baseline's were taken."""
+        for digest in hashes:
+            try:
+                self.steps[digest] = self._step_seconds(self.artifacts.get(digest))
+            except HostFailure as failure:
+                self.ledger.log(f"A finalist's steps could not be timed: {failure.message}", "warning")
+                if not self.host.alive:
+                    self._reopen("host restarted: a candidate took it down")
+
     def _profile(self) -> Workload:
         """The baseline on this traffic: seconds of a prefill and a decode step by our clock, and where they go."""
         isl, osl = self.scene.mean_lengths()
@@ -251,7 +264,8 @@ class Lab:
         decode = content.script(concurrency, context, DECODE_STEPS, chunk=max(16, 512 // concurrency))
         prefill = content.script(1, work.prefill_tokens, 0)
         kv = pool_bytes(self.scene.config, self.run.dtype, concurrency * (context + DECODE_STEPS) + work.prefill_tokens)
-        step_s = self._step_seconds(decode, prefill, kv)
+        self._timed = (decode, prefill, kv)
+        self.steps[self.baseline.hash] = step_s = self._step_seconds(self.baseline)
         try:
             probe = probe_artifact(self.artifacts, self.baseline)
             found = operator_seconds(self.host, probe, decode, prefill, kv)
@@ -266,8 +280,9 @@ class Lab:
         }
         return Workload(concurrency, isl, osl, work.prefill_tokens, step_s, self.operators)
 
-    def _step_seconds(self, decode: Any, prefill: Any, kv: int) -> dict[str, float]:
-        rig = Rig(self.host, self.baseline, kv_bytes=kv)
+    def _step_seconds(self, artifact: Artifact) -> dict[str, float]:
+        decode, prefill, kv = self._timed
+        rig = Rig(self.host, artifact, kv_bytes=kv)
         rig.play(decode)
         found = {}
         for phase, script in (("decode", decode), ("prefill", prefill)):
@@ -278,7 +293,7 @@ class Lab:
             for _ in range(4):
                 with self.ledger.quiet:
                     start = time.perf_counter()
-                    self.host.call(TimedBlock(self.baseline.hash, "profile"))
+                    self.host.call(TimedBlock(artifact.hash, "profile"))
                     times.append((time.perf_counter() - start) / len(steps))
             found[phase] = sorted(times[1:])[1]
         rig.unload()

@@ -17,7 +17,7 @@ from optimizer.agents.base import Agent, SearchView, Tried
 from optimizer.board import Board
 from optimizer.builder import Builder, Built, describe
 from optimizer.config import Budget, ConfigError, RunConfig
-from optimizer.finals import Finals, NoFinalist
+from optimizer.finals import MAX_FINALISTS, Finals
 from optimizer.lab import Lab, Scene
 from optimizer.ledger import Cancelled, Ledger, OnEvent
 from optimizer.measure.servers import MeasureFailed
@@ -76,13 +76,11 @@ class Search:
             ledger.enter("search", f"{len(self.agents)} agents propose; candidates are measured against the baseline.")
             session.search()
             lab.measure_swaps(session.builder, session.worked())
+            lab.time_steps(*[t.candidate.artifact_hash for t in session.finalists()[:MAX_FINALISTS]])
         finally:
             lab.close()
         finals = Finals(self.config, self.budget, scene, lab, ledger)
-        try:
-            report = finals.conclude(session.finalists())
-        except NoFinalist as nothing:
-            report = finals.no_gain(str(nothing))
+        report = finals.conclude(session.finalists())
         ledger.store.put_report(ledger.lease, report)
         self._end(ledger, report["outcome"], report["reason"], report.get("speedup"))
         return report

@@ -30,9 +30,7 @@ class Forward:
         x = F.embedding(batch.token_ids, self.weights["model.embed_tokens.weight"])
         for i in range(c.num_hidden_layers):
             keys, values = (t.view(-1, c.num_key_value_heads, c.head_dim) for t in kv.tensors[2 * i : 2 * i + 2])
-            x = x + self.attention(
-                i, self.norm(x, f"model.layers.{i}.input_layernorm"), cos, sin, keys, values, batch, plan
-            )
+            x = x + self.attention(i, self.norm(x, f"model.layers.{i}.input_layernorm"), cos, sin, keys, values, batch, plan)
             x = x + self.mlp(i, self.norm(x, f"model.layers.{i}.post_attention_layernorm"))
         x = self.norm(x[batch.logit_rows], "model.norm")
         return F.linear(x, self.head).float()
@@ -49,9 +47,7 @@ class Forward:
         p = f"model.layers.{i}.mlp"
         return self.linear(F.silu(self.linear(x, f"{p}.gate_proj")) * self.linear(x, f"{p}.up_proj"), f"{p}.down_proj")
 
-    def attention(
-        self, i: int, x: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, batch: Batch, plan: "Plan"
-    ) -> Tensor:
+    def attention(self, i: int, x: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, batch: Batch, plan: "Plan") -> Tensor:
         c, p = self.config, f"model.layers.{i}.self_attn"
         q = rotate(self.linear(x, f"{p}.q_proj").view(-1, c.num_attention_heads, c.head_dim), cos, sin)
         k = rotate(self.linear(x, f"{p}.k_proj").view(-1, c.num_key_value_heads, c.head_dim), cos, sin)
@@ -70,9 +66,7 @@ class Forward:
         c = self.config
         k, v = (t[plan.decode_slots].transpose(1, 2) for t in (keys, values))
         q = q.view(-1, c.num_key_value_heads, self.group, c.head_dim)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=plan.decode_mask).reshape(
-            -1, c.num_attention_heads, c.head_dim
-        )
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=plan.decode_mask).reshape(-1, c.num_attention_heads, c.head_dim)
 
     def prefill_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [n, heads, dim] are the last n of k's positions; k and v [context, kv_heads, dim]."""
@@ -107,9 +101,7 @@ class Plan:
         self.prefills = []
         for s in sorted(set(range(len(context))) - set(decode)):
             position = torch.arange(context[s])
-            self.prefills.append(
-                (start[s], start[s + 1], table[s, position // block_size] * block_size + position % block_size)
-            )
+            self.prefills.append((start[s], start[s + 1], table[s, position // block_size] * block_size + position % block_size))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
