@@ -9,6 +9,7 @@ VENV := $(or $(POLYMORPH_VENV),.venv)
 PY := $(VENV)/bin/python
 HOST ?= 127.0.0.1
 PORT ?= 8000
+GATEWAY_PORT ?= 8100
 DATA ?= data
 MODEL ?= demo
 TRAFFIC ?= demo
@@ -25,7 +26,7 @@ env-dev:
 	@$(PYTHON) bootstrap.py --dev
 
 run: env
-	@$(PY) manage.py serve --host $(HOST) --port $(PORT) --data $(DATA)
+	@$(PY) manage.py serve --data $(DATA) --host $(HOST) --port $(PORT) --gateway-port $(GATEWAY_PORT)
 
 optimise: env
 	@$(PY) -m optimizer --model $(MODEL) --traffic $(TRAFFIC) --budget $(BUDGET) --data $(DATA) --out $(OUT)

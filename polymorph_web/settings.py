@@ -61,6 +61,7 @@ INSTALLED_APPS = [
     "polymorph_web.audit",
     "polymorph_web.support",
     "polymorph_web.ui",
+    "polymorph_web.operations",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -174,7 +175,7 @@ def series_info(requests: Sequence[Any], slices: int = 60) -> Series:
         groups[int((float(row["ts"]) - start) / width)].append(row)
     changes = [
         (float(b["ts"]), str(b["version_id"]))
-        for a, b in zip(rows, rows[1:], strict=False)
+        for a, b in itertools.pairwise(rows)
         if a["version_id"] != b["version_id"]
     ]
     seen: dict[str, float] = {}

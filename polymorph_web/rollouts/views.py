@@ -33,9 +33,8 @@ PLAN = (
 def approve(request: HttpRequest, run_id: Any) -> HttpResponse:
     run = get_run(request.user, run_id, "approver")
     form = DecisionForm(request.POST or None, initial={"artifact_hash": run.winner_hash, "action": "approve"})
-    if request.method == "POST" and form.is_valid():
-        if (answer := _decide(request, run, form)) is not None:
-            return answer
+    if request.method == "POST" and form.is_valid() and (answer := _decide(request, run, form)) is not None:
+        return answer
     decision = Decision.objects.filter(run=run, artifact_hash=run.winner_hash).select_related("actor").first()
     context = {
         **summary.report_context(run),

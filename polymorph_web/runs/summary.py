@@ -108,7 +108,8 @@ def verdict(experiments: list[dict[str, Any]], checks: list[dict[str, Any]]) -> 
         return {"state": "predicted", "icon": "circle", "text": "Predicted only: it was never measured."}
     if last["state"] == "failed":
         return {"state": "failed", "icon": "x", "text": f"Failed: {last['failure']}"}
-    text = f"{last['ratio']:.2f} times the speed it was compared with (95% interval {last['ci_low']:.2f} to {last['ci_high']:.2f}), tier {last['tier']}."
+    interval = f"95% interval {last['ci_low']:.2f} to {last['ci_high']:.2f}"
+    text = f"{last['ratio']:.2f} times the baseline's speed ({interval}), tier {last['tier']}."
     if checks:
         text += f" {sum(c['verdict'] == 'pass' for c in checks)} verification checks passed."
     return {"state": last["state"], "icon": "check" if last["state"] == "keep" else "minus", "text": text}
@@ -129,4 +130,5 @@ def lineage(run: Run, found: dict[str, Any]) -> list[dict[str, str]]:
 
 def reproduce(run: Run) -> str:
     minutes = run.budget_s / 60
-    return f"python -m optimizer --model {run.endpoint.model_ref} --traffic traffic.json --budget {minutes:g}m --seed {run.config.get('seed', 0)}"
+    seed = run.config.get("seed", 0)
+    return f"python -m optimizer --model {run.endpoint.model_ref} --traffic traffic.json --budget {minutes:g}m --seed {seed}"

@@ -245,7 +245,9 @@ def test_a_port_in_use_is_a_sentence_and_not_a_trace(api: Server, tiny_model: Pa
         ({"--artifact": "/nowhere"}, "no artefact"),
     ],
 )
-def test_a_wrong_path_is_a_sentence_and_not_a_trace(baseline: Artifact, change: dict[str, str], named: str) -> None:
+def test_a_wrong_path_is_a_sentence_and_not_a_trace(
+    baseline: Artifact, tiny_model: Path, change: dict[str, str], named: str
+) -> None:
     values = {"--model": str(tiny_model), "--name": "tiny", "--artifact": str(baseline.path), "--port": "0"} | change
     command = [sys.executable, "-m", "engine.api", *(part for pair in values.items() for part in pair)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
