@@ -71,8 +71,10 @@ def install(dev):
     files = ["requirements.txt", "requirements-demo.txt"] + (["requirements-dev.txt"] if dev else [])
     marker = os.path.join(VENV, "polymorph-dev" if dev else "polymorph-run")
     wanted = stamp(files)
-    if os.path.exists(marker) and open(marker).read() == wanted:
-        return
+    if os.path.exists(marker):
+        with open(marker) as handle:
+            if handle.read() == wanted:
+                return
     if not os.path.exists(PYTHON):
         print("polymorph: making the virtual environment %s" % VENV)
         if subprocess.call([sys.executable, "-m", "venv", VENV]) != 0:
