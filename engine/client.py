@@ -26,6 +26,9 @@ ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_KV_BYTES = 512 << 20
 MEMORY_POLL_S = 0.05
 LOG_TAIL = 4000
+SPINS = (
+    10_000  # a waiting OpenMP thread spins about 0.1 ms, then sleeps: without a limit one busy core stalls every step
+)
 
 
 class HostFailure(Exception):
@@ -78,7 +81,8 @@ class HostClient:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=ROOT,
-                env=sandbox.clean_environment(str(self._scratch)) | {"OMP_NUM_THREADS": str(self.threads)},
+                env=sandbox.clean_environment(str(self._scratch))
+                | {"OMP_NUM_THREADS": str(self.threads), "GOMP_SPINCOUNT": str(SPINS)},
                 start_new_session=True,
             )
         threading.Thread(target=self._watch_memory, args=(self._process,), daemon=True).start()
