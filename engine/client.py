@@ -62,6 +62,7 @@ class HostClient:
         self.start_timeout_s = start_timeout_s
         self._scratch = Path(tempfile.mkdtemp(prefix="polymorph-host-"))
         self.log = Path(log) if log else self._scratch / "host.log"
+        self._log_from = 0  # where the log of the newest candidate begins
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._killed_for = ""
@@ -75,6 +76,7 @@ class HostClient:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._killed_for = ""
         with self.log.open("ab") as log:
+            self._log_from = log.tell()
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -107,6 +109,8 @@ class HostClient:
             if not self.alive:
                 raise self._gone()
             deadline = time.monotonic() + timeout_s
+            if isinstance(message, wire.Load) and self.log.is_file():
+                self._log_from = self.log.stat().st_size
             self._send(wire.encode(message), deadline)
             return self._receive(deadline)
 
@@ -216,10 +220,11 @@ class HostClient:
         return HostFailure(code, message, mend, self.log_tail(), True)
 
     def log_tail(self) -> str:
+        """The end of what was said since the newest candidate was loaded."""
         if not self.log.is_file():
             return ""
         with self.log.open("rb") as handle:
-            handle.seek(max(0, self.log.stat().st_size - LOG_TAIL))
+            handle.seek(max(self._log_from, self.log.stat().st_size - LOG_TAIL))
             return handle.read().decode(errors="replace")
 
     def _watch_memory(self, process: subprocess.Popen[bytes]) -> None:
