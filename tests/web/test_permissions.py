@@ -1,0 +1,198 @@
+"""Who reaches which address. Every route stands in `ROUTES`; every page that is allowed is really rendered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+from django.http import HttpResponse
+from django.test import Client
+from django.urls import reverse
+
+from polymorph_web import urls
+from polymorph_web.accounts.models import SignInLink, User
+from polymorph_web.rollouts.models import Rollout
+from polymorph_web.runs.models import Run
+from tests.web.conftest import ROLES
+
+As = Callable[[str], Client]
+FROM = {role: ROLES[ROLES.index(role) :] for role in ROLES}
+
+
+class Route(NamedTuple):
+    """Who may: a role and those above it, or `signed_in`, `public`, `staff`. `staff_reads`: staff of no organisation may.
+
+    `owned`: the address names something of an organisation, so a stranger gets 404; else it is about one's own.
+    """
+
+    name: str
+    method: str
+    role: str
+    owned: bool = False
+    staff_reads: bool = False
+    page: bool = True  # answers 200 with a page; otherwise it redirects or is not HTML
+
+
+ROUTES = (
+    Route("fleet", "get", "viewer"),
+    Route("health", "get", "public", page=False),
+    Route("sign_in", "get", "public"),
+    Route("sign_in_link", "get", "public"),
+    Route("sign_out", "post", "public", page=False),
+    Route("switch_organisation", "post", "viewer", owned=True, page=False),
+    Route("endpoint_new", "get", "member"),
+    Route("endpoint_preview", "post", "member"),
+    Route("endpoint_demo", "post", "member", page=False),
+    Route("endpoint", "get", "viewer", owned=True),
+    Route("endpoint_try", "post", "viewer", owned=True, page=False),
+    Route("rollback", "get", "approver", owned=True),
+    Route("optimise", "get", "member", owned=True),
+    Route("run", "get", "viewer", owned=True, staff_reads=True),
+    Route("run_cancel", "post", "member", owned=True, page=False),
+    Route("run_retry", "post", "member", owned=True, page=False),
+    Route("run_events", "get", "viewer", owned=True, staff_reads=True, page=False),
+    Route("candidate", "get", "viewer", owned=True, staff_reads=True),
+    Route("run_report", "get", "viewer", owned=True, staff_reads=True),
+    Route("run_report_json", "get", "viewer", owned=True, staff_reads=True, page=False),
+    Route("run_report_csv", "get", "viewer", owned=True, staff_reads=True, page=False),
+    Route("approve", "get", "approver", owned=True),
+    Route("rollout", "get", "viewer", owned=True),
+    Route("rollout_panel", "get", "viewer", owned=True),
+    Route("rollout_action", "post", "approver", owned=True, page=False),
+    Route("audit", "get", "viewer"),
+    Route("audit_export", "get", "viewer", page=False),
+    Route("support", "get", "staff"),
+)
+BY_NAME = {r.name: r for r in ROUTES}
+PRIVATE = tuple(r for r in ROUTES if r.role in ROLES)
+OWNED = tuple(r for r in PRIVATE if r.owned)
+WRITES = ("optimise", "approve", "rollback")  # pages whose form changes something when it is sent
+names = pytest.mark.parametrize("route", PRIVATE, ids=lambda r: r.name)
+
+
+@pytest.fixture
+def call(
+    people: dict[str, User], run: Run, rollout: Rollout, demo_model: object, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., HttpResponse]:
+    """Calls a route by its name on the fixtures' objects; `method` replaces the route's own."""
+    monkeypatch.setattr("polymorph_web.endpoints.services.resolve_model", lambda ref, folder: demo_model)
+    slug, run_id = {"slug": "chat"}, {"run_id": run.id}
+    arguments: dict[str, dict[str, Any]] = {
+        "sign_in_link": {"token": SignInLink.issue(people["viewer"])},
+        **{name: slug for name in ("endpoint", "endpoint_try", "rollback", "optimise")},
+        **{name: run_id for name in BY_NAME if name.startswith("run") or name == "approve"},
+        "candidate": {"run_id": run.id, "artifact_hash": run.winner_hash},
+        "rollout": {"rollout_id": rollout.id},
+        "rollout_panel": {"rollout_id": rollout.id},
+        "rollout_action": {"rollout_id": rollout.id, "action": "pause"},
+        "audit_export": {"form": "csv"},
+    }
+    sent = {
+        "switch_organisation": {"organisation": "acme"},
+        "endpoint_preview": {"traffic_source": "preset", "preset": "demo", "concurrency": 2},
+        "endpoint_try": {"prompt": "Hi", "max_tokens": "4"},
+    }
+
+    def call(client: Client, name: str, method: str = "") -> HttpResponse:
+        url = reverse(name, kwargs=arguments.get(name, {}))
+        return getattr(client, method or BY_NAME[name].method)(url, sent.get(name, {}))
+
+    return call
+
+
+def test_every_address_has_a_row() -> None:
+    assert sorted(p.name for p in urls.urlpatterns) == sorted(r.name for r in ROUTES)
+
+
+@names
+def test_the_roles_that_may_do(route: Route, as_: As, call: Callable[..., HttpResponse]) -> None:
+    for role in FROM[route.role]:
+        response = call(as_(role), route.name)
+        assert response.status_code == 200 if route.page else response.status_code in (200, 302), role
+        if route.page:
+            assert response.content.strip().endswith(b">") and b"</" in response.content
+
+
+@names
+def test_the_roles_below_are_refused(route: Route, as_: As, call: Callable[..., HttpResponse]) -> None:
+    for role in ROLES[: ROLES.index(route.role)]:
+        response = call(as_(role), route.name)
+        assert response.status_code == 403, role
+        assert f"you are {role} of Acme &amp; Söhne" in response.content.decode()
+
+
+@pytest.mark.parametrize("route", OWNED, ids=lambda r: r.name)
+def test_a_stranger_finds_nothing_there(route: Route, as_: As, call: Callable[..., HttpResponse]) -> None:
+    for somebody in ("stranger", "loner"):
+        assert call(as_(somebody), route.name).status_code == 404
+
+
+@pytest.mark.parametrize("name", ["audit", "audit_export", "fleet"])
+def test_a_strangers_own_pages_show_nothing_of_others(name: str, as_: As, call: Callable[..., HttpResponse]) -> None:
+    response = call(as_("stranger"), name)
+    assert response.status_code == 200
+    assert not any(word in response.content for word in (b"prod", b"/e/chat/", b"Acme", b"run.approve"))
+
+
+@pytest.mark.parametrize("route", [r for r in PRIVATE if not r.owned], ids=lambda r: r.name)
+def test_who_belongs_to_no_organisation_has_no_pages(route: Route, as_: As, call: Callable[..., HttpResponse]) -> None:
+    assert call(as_("loner"), route.name).status_code == 404
+
+
+@pytest.mark.parametrize("route", [*PRIVATE, BY_NAME["support"]], ids=lambda r: r.name)
+def test_nobody_signed_in_is_sent_to_sign_in(route: Route, as_: As, call: Callable[..., HttpResponse]) -> None:
+    response = call(as_("anonymous"), route.name)
+    if route.name == "endpoint_try":  # answers a script
+        assert response.status_code == 401
+    else:
+        assert response.status_code == 302
+        assert response["location"].startswith(reverse("sign_in"))
+
+
+@pytest.mark.parametrize("route", [r for r in ROUTES if r.role == "public"], ids=lambda r: r.name)
+def test_public_addresses_need_no_sign_in(route: Route, as_: As, call: Callable[..., HttpResponse]) -> None:
+    assert call(as_("anonymous"), route.name).status_code in (200, 302)
+
+
+@pytest.mark.parametrize("route", OWNED, ids=lambda r: r.name)
+def test_staff_read_runs_and_change_nothing(route: Route, as_: As, call: Callable[..., HttpResponse]) -> None:
+    response = call(as_("staff"), route.name)
+    assert response.status_code == (200 if route.staff_reads else 404)
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("somebody", ["staff", "stranger", "viewer"])
+def test_forms_of_others_cannot_be_sent(
+    name: str, somebody: str, as_: As, call: Callable[..., HttpResponse], run: Run
+) -> None:
+    before = Run.objects.count(), Rollout.objects.count()
+    assert call(as_(somebody), name, "post").status_code == (403 if somebody == "viewer" else 404)
+    assert (Run.objects.count(), Rollout.objects.count()) == before
+
+
+@pytest.mark.parametrize("route", [r for r in ROUTES if r.method == "post"], ids=lambda r: r.name)
+def test_what_changes_something_cannot_be_got(route: Route, as_: As, call: Callable[..., HttpResponse]) -> None:
+    assert call(as_("admin"), route.name, "get").status_code == 405
+
+
+@pytest.mark.parametrize("route", [r for r in ROUTES if r.method == "post"], ids=lambda r: r.name)
+def test_what_changes_something_needs_the_forms_token(
+    route: Route, people: dict[str, User], call: Callable[..., HttpResponse]
+) -> None:
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(people["admin"])
+    assert call(client, route.name).status_code == 403
+
+
+@pytest.mark.parametrize("tab", ["overview", "performance", "versions", "runs", "activity", "nonsense"])
+def test_every_tab_of_an_endpoint_renders(tab: str, as_: As, rollout: Rollout) -> None:
+    response = as_("viewer").get("/e/chat/", {"tab": tab})
+    assert response.status_code == 200
+    assert "Chat &lt;prod&gt;" in response.content.decode()
+
+
+def test_support_is_for_staff_alone(as_: As, call: Callable[..., HttpResponse]) -> None:
+    assert call(as_("staff"), "support").status_code == 200
+    for somebody in (*ROLES, "stranger", "loner"):
+        assert call(as_(somebody), "support").status_code == 404
