@@ -111,6 +111,8 @@ def _check_out(out: str) -> None:
     folder = Path(out).resolve().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise ConfigError(f"The report cannot be written to {out}: there is no folder {folder} that can be written to.")
+    if Path(out).is_dir():
+        raise ConfigError(f"The report cannot be written to {out}: it is a folder. Name a file in it.")
 
 
 def _write(out: Path, report: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+FOCI = ("attention", "projections", "cache", "scheduling")
 OBJECTIVES = ("output_throughput",)
 TOLERANCES = ("exact", "near", "quantised")
 DTYPES = ("bfloat16", "float16", "float32")
@@ -76,6 +77,10 @@ class RunConfig:
                 f"a budget of {self.budget_s:g} s is outside {MIN_BUDGET_S:g} s to 7 days: 5m is a good start.",
             ),
             (self.tolerance in TOLERANCES, f"tolerance {self.tolerance!r}: choose one of {', '.join(TOLERANCES)}."),
+            (
+                set(self.foci) <= set(FOCI),
+                f"foci {', '.join(self.foci)}: choose of {', '.join(FOCI)}, or none for all.",
+            ),
             (self.price_per_hour >= 0, "price_per_hour cannot be negative."),
             (self.max_kv_bytes >= 1 << 20, "max_kv_bytes is under 1 MB: no block would fit; give 64 MB or more."),
             (

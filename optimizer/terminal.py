@@ -48,10 +48,10 @@ class Screen:
             handler(payload)
 
     def note(self, text: str) -> None:
-        self.console.print(Text(text))
+        self.console.print(Text(text), soft_wrap=True)
 
     def fail(self, text: str) -> None:
-        self.errors.print(Text(f"polymorph: {text}", style="red"))
+        self.errors.print(Text(f"polymorph: {text}", style="red"), soft_wrap=True)
 
     def report(self, report: dict[str, Any]) -> None:
         from optimizer.report import print_report
@@ -60,7 +60,7 @@ class Screen:
 
     def _phase(self, p: dict[str, Any]) -> None:
         self.bars.update(self.job, description=WORDS.get(p["phase"], p["phase"]))
-        self.console.print(Text(p["message"], style="bold"))
+        self.console.print(Text(p["message"], style="bold"), soft_wrap=True)
 
     def _progress(self, p: dict[str, Any]) -> None:
         counts, best = p["counts"], p["best_ratio"]
@@ -82,18 +82,18 @@ class Screen:
             text = f"          predicted {p['predicted']:.2f}x only: {name}"
         else:
             text = f"  tier {p['tier']}  {p['ratio']:.2f}x ({p['ci_low']:.2f} to {p['ci_high']:.2f}) {p['state']:<8} {name}"
-        self.console.print(Text(text, style=style))
+        self.console.print(Text(text, style=style), soft_wrap=True)
 
     def _incumbent(self, p: dict[str, Any]) -> None:
-        self.console.print(Text(f"  best so far: {p['name']} at {p['ratio']:.2f}x", style="bold green"))
+        self.console.print(Text(f"  best so far: {p['name']} at {p['ratio']:.2f}x", style="bold green"), soft_wrap=True)
 
     def _log(self, p: dict[str, Any]) -> None:
-        self.console.print(Text(f"  {p['text']}", style="yellow" if p["level"] != "info" else "dim"))
+        self.console.print(Text(f"  {p['text']}", style="yellow" if p["level"] != "info" else "dim"), soft_wrap=True)
 
     def _check(self, p: dict[str, Any]) -> None:
         if p["verdict"] != "pass":
             text = f"  {p['verdict']}: {p['check']}, {p['case']}: {p['value']} (limit {p['limit']} {p['unit']}) {p['detail']}"
-            self.console.print(Text(text, style="red"))
+            self.console.print(Text(text, style="red"), soft_wrap=True)
 
     def _end_to_end(self, p: dict[str, Any]) -> None:
         label = f"  {p['scenario']}"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from optimizer.agents.attention import AttentionAgent
-from optimizer.agents.base import FOCI, Agent, Machine, SearchView, Tried
+from optimizer.agents.base import Agent, Machine, SearchView, Tried
 from optimizer.agents.cache import CacheAgent
 from optimizer.agents.fusion import FusionAgent
 from optimizer.agents.projections import ProjectionsAgent
 from optimizer.agents.scheduling import SchedulingAgent
+from optimizer.config import FOCI
 
 # in the order of what they usually bring: the first asked is the first measured
 KINDS = (ProjectionsAgent, FusionAgent, AttentionAgent, CacheAgent, SchedulingAgent)

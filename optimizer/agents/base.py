@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from optimizer.records import Candidate, Experiment, Post, Proposal
 
-FOCI = ("attention", "projections", "cache", "scheduling")
 OPERATORS = ("projections", "head", "attention", "cache", "pointwise")
 # Shares of a plain PyTorch step on a CPU, used for an operator that the profile does not name.
 TYPICAL: Mapping[str, Mapping[str, float]] = {

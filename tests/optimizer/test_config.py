@@ -28,6 +28,7 @@ def test_a_configuration_survives_json() -> None:
         ({"objective": "beauty"}, "choose output_throughput"),
         ({"budget_s": 1}, "5m is a good start"),
         ({"budget_s": float("nan")}, "5m is a good start"),
+        ({"foci": ("beauty",)}, "choose of attention"),
         ({"tolerance": "loose"}, "choose one of exact, near, quantised"),
         ({"price_per_hour": -1}, "cannot be negative"),
         ({"max_kv_bytes": 5}, "give 64 MB or more"),
