@@ -106,7 +106,7 @@ def _end(ledger: Ledger, winner: Winner | None, baseline: Artifact, outcome: str
 
 
 def _candidate(ledger: Ledger, baseline: Artifact, name: str, focus: str) -> tuple[Candidate, Artifact]:
-    source = baseline.files()["forward.py"] + f"\n# {name}: größer & <faster>\n"
+    source = f"# {name}: größer & <faster>\ndef build(model, settings):\n    return model\n"
     artifact = ArtifactStore(Path(settings.DATA_DIR)).put({"forward.py": source}, name=name, parent=baseline.hash)
     proposal = Proposal(
         f"p-{name}", "ada", focus, name, "One read instead of two.", "python", artifact.files(), parent=baseline.hash
