@@ -60,7 +60,10 @@ class Rule:
         return found.state is State.DISCARD or math.log(estimate.ci_high / estimate.ci_low) / 2 <= self.width
 
     def state(self, ratios: list[float]) -> State:
-        found = conclude(ratios, self.margin)
+        """What settled the measurement at a look, or the verdict on one that time cut short."""
+        found = decide(ratios, self.margin, self.looks)
+        if not found.done:
+            found = conclude(ratios, self.margin)
         assert found.state is not None
         return found.state
 
@@ -75,6 +78,7 @@ class Measured:
     first_step_s: float = 0.0  # loading to the end of the first step
     over_incumbent: PairedRatio | None = None
     step_s: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)  # of the candidate, tier 2 only
 
 
 @dataclass(slots=True)
@@ -262,7 +266,15 @@ class TierTwo:
         ratios = [row[0] / row[-1] for row in rows]
         over = paired_ratio([row[1] / row[-1] for row in rows]) if len(sides) == 3 else None
         device_s = time.perf_counter() - start
-        return Measured(paired_ratio(ratios), self.rule.state(ratios), device_s, 0.0, over, fastest)
+        return Measured(
+            paired_ratio(ratios), self.rule.state(ratios), device_s, 0.0, over, fastest, self._metrics(turns[-1], rows)
+        )
+
+    def _metrics(self, replay: Replay, rows: list[tuple[float, ...]]) -> dict[str, float]:
+        """Output tokens a second over all turns, and the tokens a second that a user sees between prompts."""
+        made = self.slice_tokens * len(rows)
+        found = {"output_tput": made / sum(row[-1] for row in rows)}
+        return found | ({"interactivity": 1 / replay.decode_step_s} if replay.decode_step_s else {})
 
     def keep(self, *hashes: str) -> None:
         """Unloads every side but the baseline and `hashes`."""
