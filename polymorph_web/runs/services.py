@@ -17,8 +17,16 @@ from polymorph_web.runs.models import LIVE_STATES, Run
 from polymorph_web.runs.tasks import optimise
 
 
+class Busy(Exception):
+    """The endpoint has a run that has not ended: `run`. They would spoil each other's measurements."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__("This endpoint is being optimised already; here is that run.")
+        self.run = run
+
+
 def start_run(endpoint: Endpoint, user: User, chosen: dict[str, Any]) -> Run:
-    """A queued run of `endpoint` from the optimise form's values, and the ring for it. Raises ConfigError."""
+    """A queued run of `endpoint` from the optimise form's values, and the ring for it. Raises ConfigError, Busy."""
     run_id = uuid.uuid4()
     config = RunConfig(
         model=endpoint.model_path,
@@ -39,6 +47,7 @@ def start_run(endpoint: Endpoint, user: User, chosen: dict[str, Any]) -> Run:
 
 
 def repeat_run(run: Run, user: User) -> Run:
+    """A queued run with the choices of `run`. Raises Busy."""
     run_id = uuid.uuid4()
     return _create(run_id, run.endpoint, user, run.config | {"run_id": str(run_id)})
 
@@ -55,6 +64,10 @@ def cancel_run(run: Run, user: User) -> None:
 
 def _create(run_id: uuid.UUID, endpoint: Endpoint, user: User, config: dict[str, Any]) -> Run:
     with transaction.atomic():
+        Endpoint.objects.select_for_update().get(pk=endpoint.pk)  # two clicks at once: the second finds the first's run
+        running = endpoint.runs.filter(state__in=LIVE_STATES).first()
+        if running is not None:
+            raise Busy(running)
         run = Run.objects.create(id=run_id, endpoint=endpoint, created_by=user, config=config)
         shown = {k: config[k] for k in ("budget_s", "tolerance", "foci", "seed")}
         audit.record(endpoint.organisation, user, "run.start", f"run {run.id} of {endpoint.slug}", after=shown)

@@ -11,7 +11,7 @@ import structlog
 from celery import shared_task
 
 from optimizer.config import ConfigError, RunConfig
-from optimizer.store import LeaseLost
+from optimizer.store import Lease, LeaseLost
 from polymorph_web.audit import log as audit
 from polymorph_web.runs.models import LIVE_STATES, MAX_ATTEMPTS, Run
 from polymorph_web.runs.store import DjangoRunStore
@@ -44,7 +44,7 @@ def optimise(run_id: str) -> None:
     _audit(run_id)
 
 
-def _end(store: DjangoRunStore, lease: object, reason: str) -> None:
+def _end(store: DjangoRunStore, lease: Lease, reason: str) -> None:
     """Ends the run unless the search already did."""
     try:
         store.append_event(lease, "log", {"level": "error", "text": reason})
@@ -74,13 +74,26 @@ def reap() -> int:
         "endpoint__organisation"
     ):
         if run.state == Run.State.RUNNING and run.attempt >= MAX_ATTEMPTS:
-            reason = f"The worker was lost {run.attempt} times while it searched; what was measured is kept. Start the run again."
-            ended = Run.objects.filter(id=run.id, attempt=run.attempt, lease_expires__lt=now, state=run.state)
-            touched += ended.update(state=Run.State.FAILED, reason=reason, phase="done", lease_owner="")
+            touched += _give_up(run)
         elif _due(run, now):
             optimise.delay(str(run.id))
             touched += 1
     return touched
+
+
+def _give_up(run: Run) -> int:
+    """Fails a run in a worker's place, so that its page and the audit log hear of it. Returns 1 unless it was taken."""
+    reason = (
+        f"The worker was lost {run.attempt} times while it searched; what was measured is kept. Start the run again."
+    )
+    store = DjangoRunStore()
+    lease = store.claim(str(run.id), "conductor", LEASE_TTL_S)
+    if lease is None:
+        return 0
+    _end(store, lease, reason)
+    Run.objects.filter(id=run.id, state=Run.State.FAILED).update(attempt=run.attempt)
+    _audit(str(run.id))
+    return 1
 
 
 _rung: dict[object, float] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable
 from typing import Any
 
 from django.conf import settings
@@ -32,11 +33,7 @@ def optimise(request: HttpRequest, slug: str) -> HttpResponse:
     endpoint = get_endpoint(request.user, slug, "member")
     form = OptimiseForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
-        running = endpoint.runs.filter(state__in=("queued", "running")).first()
-        if running is not None:
-            messages.info(request, "This endpoint is being optimised already; here is that run.")
-            return redirect("run", running.id)
-        return redirect("run", services.start_run(endpoint, request.user, form.cleaned_data).id)
+        return _to_run(request, lambda: services.start_run(endpoint, request.user, form.cleaned_data))
     minutes = form["budget_minutes"].value() or 5
     context = {
         "endpoint": endpoint,
@@ -96,7 +93,16 @@ def retry(request: HttpRequest, run_id: Any) -> HttpResponse:
     if run.is_live:
         messages.info(request, "This run has not ended yet.")
         return redirect("run", run.id)
-    return redirect("run", services.repeat_run(run, request.user).id)
+    return _to_run(request, lambda: services.repeat_run(run, request.user))
+
+
+def _to_run(request: HttpRequest, start: Callable[[], Run]) -> HttpResponse:
+    """Leads to the run that `start` makes, or to the one that goes on."""
+    try:
+        return redirect("run", start().id)
+    except services.Busy as busy:
+        messages.info(request, str(busy))
+        return redirect("run", busy.run.id)
 
 
 @login_required
