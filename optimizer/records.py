@@ -98,6 +98,7 @@ class Experiment:
     ci_high: float | None = None
     samples: list[float] = field(default_factory=list)  # paired ratios, in the order measured
     predicted: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)  # tier 2: output_tput (tok/s), interactivity (tok/s/user)
     device_s: float = 0.0
     hot_swap_s: float | None = None  # source text to first measured step
     failure: str = ""

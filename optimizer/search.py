@@ -31,6 +31,8 @@ TIER_ONE_LIMIT_S = 45.0
 WORST_TRIAL_S = 4.0  # no candidate is begun with less time than this before the search ends
 NEAR_BEST = 0.97  # of the incumbent's tier-1 ratio: what is slower than this does not go on to tier 2
 PRUNE = 0.9  # a prediction whose upper end is below this is not measured
+FASTER = (State.KEEP, State.MARGINAL)  # surely faster than the baseline; the end-to-end measurement judges by how much
+PROMISING = (*FASTER, State.RETEST)
 EXPECTED = (ModelError, TrafficError, ConfigError, ArtifactError, HostFailure, MeasureFailed)
 
 
@@ -190,7 +192,7 @@ class Session:
     def measure(self, built: Built, estimate: Estimate) -> Experiment:
         """Tier 1, and tier 2 for what may beat the incumbent. Returns the last of them; each is stored."""
         first = self.tier(built, 1, estimate)
-        promising = first.state in (State.KEEP, State.RETEST) and (first.ratio or 0) >= NEAR_BEST * self.tier_one_best
+        promising = first.state in PROMISING and (first.ratio or 0) >= NEAR_BEST * self.tier_one_best
         if not promising or self.time_left() < WORST_TRIAL_S:
             return first
         second = self.tier(built, 2, estimate)
@@ -231,6 +233,7 @@ class Session:
             ci_high=found.ratio.ci_high,
             samples=list(found.ratio.ratios),
             predicted=estimate.ratio,
+            metrics=found.metrics,
             device_s=found.device_s,
             hot_swap_s=swap_s,
         )
@@ -242,7 +245,7 @@ class Session:
     def challenge(self, built: Built, experiment: Experiment, found: Measured) -> None:
         """The challenger becomes the incumbent when it won the turns they took against each other."""
         over = found.over_incumbent
-        wins = over.ratio > 1.0 if over and self.incumbent else found.state is State.KEEP
+        wins = over.ratio > 1.0 if over and self.incumbent else found.state in FASTER
         if wins:
             self.incumbent = Tried(built.candidate, experiment)
             low, high = experiment.ci_low or 0.0, experiment.ci_high or 0.0
@@ -272,7 +275,7 @@ class Session:
         for digest, experiment in last.items():
             candidate = self.ledger.candidates[digest]
             self.learn(candidate, experiment)
-            if experiment.tier == 2 and experiment.state is State.KEEP and self.better(experiment):
+            if experiment.tier == 2 and experiment.state in FASTER and self.better(experiment):
                 self.incumbent = Tried(candidate, experiment)
                 self.ledger.best_ratio = experiment.ratio or 1.0
         done = {self.ledger.candidates[digest].proposal_id for digest in last}
@@ -285,7 +288,7 @@ class Session:
 
     def finalists(self) -> list[Tried]:
         """What beat the baseline at tier 2, the incumbent first, then by ratio."""
-        kept = [t for t in self.tried if t.experiment.tier == 2 and t.experiment.state is State.KEEP]
+        kept = [t for t in self.tried if t.experiment.tier == 2 and t.experiment.state in FASTER]
         first = self.incumbent.candidate.artifact_hash if self.incumbent else ""
         return sorted(kept, key=lambda t: (t.candidate.artifact_hash != first, -(t.experiment.ratio or 0.0)))
 

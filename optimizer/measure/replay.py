@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import deque
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ class Replay:
     def __init__(self, host: HostClient, artifact: Artifact, kv_bytes: int) -> None:
         self.host, self.artifact = host, artifact
         self.engine = Engine(host, artifact, kv_bytes=kv_bytes)
-        self.fastest_step_s = float("inf")  # of a step that decoded for all
+        self._decode_steps_s: list[float] = []  # of steps that decoded for all
         self._next_id = 0
         self._concurrency = 0
         self._waiting: deque[Work] = deque()
@@ -38,6 +39,15 @@ class Replay:
     @property
     def loaded(self) -> Loaded:
         return self.engine.lanes[-1].loaded
+
+    @property
+    def fastest_step_s(self) -> float:
+        return min(self._decode_steps_s, default=float("inf"))
+
+    @property
+    def decode_step_s(self) -> float:
+        """The median step that made a token for every request in flight; 0 when there was none."""
+        return statistics.median(self._decode_steps_s) if self._decode_steps_s else 0.0
 
     def restart(self, requests: list[Work], concurrency: int) -> None:
         """Begins anew, untimed up to the first token of every request in flight.
@@ -50,7 +60,7 @@ class Replay:
         self._concurrency = concurrency
         first = [replace(r, osl=max(1, r.osl * (i + 1) // concurrency)) for i, r in enumerate(requests[:concurrency])]
         self._waiting = deque([*first, *requests[concurrency:]])
-        self.fastest_step_s = float("inf")
+        self._decode_steps_s = []
         started: set[int] = set()
         self._admit()
         flight = set(self._running)
@@ -72,7 +82,7 @@ class Replay:
         begin, flight = time.perf_counter(), len(self._running)
         events = self.engine.step()
         if len(events) == flight:
-            self.fastest_step_s = min(self.fastest_step_s, time.perf_counter() - begin)
+            self._decode_steps_s.append(time.perf_counter() - begin)
         for event in events:
             if event.finish_reason:
                 del self._running[event.request_id]

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 from asgiref.sync import sync_to_async
+from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
@@ -107,6 +108,7 @@ def detail(request: HttpRequest, slug: str) -> HttpResponse:
         "state": state,
         "state_text": state_text,
         "servers": servers,
+        "gateway_url": settings.GATEWAY_URL,
         "serving": endpoint.serving,
         "live_run": overview.live_run(endpoint),
         "live_rollout": live_rollout,

@@ -174,9 +174,13 @@ function drawLog(seq, at, level, text) {
 
 // ---- parts that the server draws again ----
 let asked = null;
-function refresh(wait, ...ids) {
+const due = new Set();
+function refresh(wait, ...wanted) {
+  for (const id of wanted) due.add(id);
   clearTimeout(asked);
   asked = setTimeout(async () => {
+    const ids = [...due];
+    due.clear();
     try {
       const page = new DOMParser().parseFromString(await (await fetch(location.pathname)).text(), "text/html");
       for (const id of ids) {
@@ -191,6 +195,7 @@ function refresh(wait, ...ids) {
   }, wait);
 }
 
+const SERVER_CHARTS = ["chart-tradeoff", "chart-predictions"];
 let finished = false;
 function settle() {
   $("#run-chip").replaceChildren(chip(run.state));
@@ -224,6 +229,7 @@ const on = {
     const shown = !known?.tier || p.tier >= known.tier ? { tier: p.tier, state: p.state, ratio: p.ratio, ci_low: p.ci_low, ci_high: p.ci_high, failure: p.failure } : {};
     upsert(p.artifact_hash, { ...shown, name: p.name, focus: p.focus, mechanism: p.mechanism });
     drawExperiment({ ...candidates.get(p.artifact_hash), ...p });
+    refresh(1500, ...SERVER_CHARTS);
   },
   incumbent(p) {
     stat("best", fmt.times(p.ratio));
@@ -234,7 +240,7 @@ const on = {
   check() { refresh(1200, "checks"); },
   log(p, event) { drawLog(event.seq, event.at, p.level || "info", p.text); },
   end_to_end(p) { $("#phase-message").textContent = `End to end: pair ${p.pair} of ${p.of}${p.scenario ? ` (${p.scenario})` : ""}, ${fmt.times(p.ratio)}.`; },
-  finished(p) { finished = true; announce(p.reason || p.outcome); refresh(300, "run-outcome", "checks"); },
+  finished(p) { finished = true; announce(p.reason || p.outcome); refresh(300, "run-outcome", "checks", ...SERVER_CHARTS); },
   run(p) { run = { ...run, ...p }; settle(); refresh(300, "run-outcome"); },
 };
 

@@ -20,7 +20,7 @@ from engine.artifacts import ArtifactStore
 from engine.batching import SeqStep, make_batch
 from engine.client import HostClient
 from engine.wire import Load, Loaded, SampleRow, Step, Unload
-from optimizer.agents import roster
+from optimizer.agents.programs.program import Program
 from optimizer.builder import Builder
 from optimizer.records import Proposal
 from tests import paths
@@ -46,7 +46,7 @@ def run() -> list[Figure]:
 def _by_kind(data: Path) -> dict[str, list[float]]:
     builder = Builder(data)
     baseline = builder.artifacts.baseline().files()["forward.py"]
-    cpp = _cpp_proposal(baseline)
+    cpp = _cpp_proposal()
     with HostClient(paths.demo_model()) as host:
         loaded = _first_step(host, builder, _proposal("baseline", {"forward.py": baseline}))  # warm: imports, allocator
         del loaded
@@ -64,9 +64,12 @@ def _by_kind(data: Path) -> dict[str, list[float]]:
     return times
 
 
-def _cpp_proposal(baseline: str) -> Proposal:
-    """The first C++ program that a real agent proposes for the demo model on this machine."""
-    return roster.first_program("cpp", paths.demo_model())
+def _cpp_proposal() -> Proposal:
+    """The whole step as one C++ kernel, as the fusion agent writes it."""
+    program = Program.of(["whole_step"])
+    return Proposal(
+        "cpp", "bench", "projections", "whole_step", "timing a swap", "cpp", program.files(), program.settings
+    )
 
 
 def _proposal(name: str, files: dict[str, str], **settings: Any) -> Proposal:
