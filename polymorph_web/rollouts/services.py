@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from django.db import IntegrityError, transaction
+from django.utils import timezone
 
 from polymorph_web.accounts.models import User
 from polymorph_web.audit import log as audit
@@ -20,6 +21,7 @@ from polymorph_web.runs.models import Run
 
 State = Rollout.State
 CHANGE_LIMIT_S = 180.0  # a plan that is not applied by then is taken back
+ASK_AGAIN_S = 10.0  # between two asks for a way back that was not applied
 CANARY_RESTARTS = 2  # restarts of the canary's server that count as a crash
 
 
@@ -138,7 +140,8 @@ def act(rollout: Rollout, action: str, user: User, reason: str = "") -> None:
 
 def move(rollout: Rollout, before: tuple[str, ...], after: str, **changes: Any) -> bool:
     """Compare-and-swap of the state: False when somebody else moved it first."""
-    moved = Rollout.objects.filter(pk=rollout.pk, state__in=before).update(state=after, hold="", **changes)
+    changes |= {"hold": "", "changed": timezone.now()}
+    moved = Rollout.objects.filter(pk=rollout.pk, state__in=before).update(state=after, **changes)
     rollout.refresh_from_db()
     return bool(moved)
 
@@ -176,7 +179,7 @@ def _watch(rollout: Rollout, told: dict[str, Any]) -> None:
 def _crash(rollout: Rollout, told: dict[str, Any], canary: dict[str, Any] | None) -> str:
     if told.get("error"):
         return f"The canary could not be served: {told['error']}"
-    if canary and (canary["state"] == "failed" or canary.get("restarts", 0) >= CANARY_RESTARTS):
+    if canary and (canary["state"] == "failed" or canary["starts"] > CANARY_RESTARTS):
         return "The canary's server crashed."
     waited = time.time() - rollout.created.timestamp()
     if (canary is None or canary["state"] != "ready") and rollout.state == State.CANARY and waited > CHANGE_LIMIT_S:
@@ -228,7 +231,16 @@ def _confirm(rollout: Rollout, told: dict[str, Any]) -> None:
         if rollout.state == State.PROMOTING:
             _return(rollout, str(why))
         else:
-            Rollout.objects.filter(pk=rollout.pk).update(hold=f"{why} The gateway is asked again.")
+            _ask_again(rollout, str(why))
+
+
+def _ask_again(rollout: Rollout, why: str) -> None:
+    """A way back that the gateway could not take is asked for until it can."""
+    Rollout.objects.filter(pk=rollout.pk).update(hold=f"{why[:250]} The gateway is asked again.")
+    if time.time() - rollout.changed.timestamp() > ASK_AGAIN_S:
+        with transaction.atomic():
+            Rollout.objects.filter(pk=rollout.pk).update(changed=timezone.now())
+            _ask(rollout.endpoint, rollout, [(rollout.previous, 1.0, "stable")])
 
 
 def _finish(rollout: Rollout, serving: Version) -> None:

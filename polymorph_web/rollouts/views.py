@@ -6,6 +6,7 @@ from typing import Any
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
@@ -53,11 +54,13 @@ def _decide(request: HttpRequest, run: Run, form: DecisionForm) -> HttpResponse 
     data = form.cleaned_data
     approved = data["action"] == "approve"
     try:
-        decision = services.decide(run, request.user, approved, data["reason"], data["artifact_hash"])
-        if not approved:
-            messages.info(request, "Declined. The endpoint stays as it is.")
-            return redirect("run_report", run.id)
-        return redirect("rollout", services.release(decision, request.user).id)
+        with transaction.atomic():  # an approval that cannot be released is not recorded: it can be given again
+            decision = services.decide(run, request.user, approved, data["reason"], data["artifact_hash"])
+            rollout = services.release(decision, request.user) if approved else None
+        if rollout is not None:
+            return redirect("rollout", rollout.id)
+        messages.info(request, "Declined. The endpoint stays as it is.")
+        return redirect("run_report", run.id)
     except (Refused, GatewayError) as error:
         form.add_error(None, str(error))
         return None

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+from engine.fleet import ApiServer
+from engine.wire import EndpointSpec, VersionShare
 
 TOKEN = "token-of-the-tests"
 
@@ -38,11 +42,11 @@ class Gateway:
         self.status = {"plan": None, "applied_generation": generation, "servers": list(servers), "error": error}
 
 
-def server(role: str, digest: str, state: str = "ready", restarts: int = 0) -> dict[str, Any]:
-    """One engine server as the gateway describes it."""
-    version = "baseline" if role == "stable" else "v1"
-    described = {"role": role, "artifact_hash": digest, "state": state, "restarts": restarts, "version_id": version}
-    return described | {"pid": 4242, "share": 1.0}
+def server(role: str, digest: str, state: str = "ready", starts: int = 1) -> dict[str, Any]:
+    """One engine server in the real gateway's own words."""
+    version = VersionShare("baseline" if role == "stable" else "v1", digest, 1.0, role)
+    spec = EndpointSpec(slug="chat", model_path="/models/tiny", dtype="float32")
+    return ApiServer(spec, role, version, 1, Path("/data"), state=state, starts=starts, host_pid=4242).described()
 
 
 class _Handler(BaseHTTPRequestHandler):
