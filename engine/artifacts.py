@@ -71,7 +71,7 @@ class ArtifactStore:
     ) -> Artifact:
         """Stores sources and built libraries; `described` are further `Manifest` fields. Raises ArtifactError for bad input."""
         libraries = libraries or {}
-        _check_files(files)
+        check_files(files)
         manifest = Manifest(
             name=name,
             files={n: _sha(text.encode()) for n, text in sorted(files.items())},
@@ -184,7 +184,8 @@ def _normal_cpp(text: str) -> str:
     return re.sub(r"\s+", " ", text).strip()
 
 
-def _check_files(files: Mapping[str, str]) -> None:
+def check_files(files: Mapping[str, str]) -> None:
+    """Raises ArtifactError for files that no candidate may have."""
     if "forward.py" not in files:
         raise ArtifactError("A candidate needs a forward.py that defines build(model, settings).")
     for name, text in files.items():

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.artifacts import Artifact, ArtifactError, ArtifactStore, source_hash
+from engine.artifacts import Artifact, ArtifactError, ArtifactStore, check_files, source_hash
 from kernels.build import compile_cpp, has_compiler
 from optimizer.records import Candidate, Proposal
 
@@ -33,6 +33,7 @@ class Builder:
 
     def build(self, proposal: Proposal) -> Built:
         """Compiles and stores a proposal. Raises ArtifactError for files that no candidate may have."""
+        check_files(proposal.files)
         start = time.perf_counter()
         libraries: dict[str, Path] = {}
         failure, log, fresh = "", "", False

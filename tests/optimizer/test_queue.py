@@ -1,0 +1,110 @@
+"""Proposals waiting: every agent has its share, nothing is tried twice, new ground is broken first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from optimizer.agents.base import SearchView
+from optimizer.board import Board
+from optimizer.builder import mechanism_hash
+from optimizer.queue import PER_AGENT, ProposalQueue
+from optimizer.records import Candidate, Estimate, Experiment, Proposal
+
+
+class Agent:
+    """Proposes without looking at what was proposed before."""
+
+    def __init__(self, name: str, proposals: Sequence[Proposal]) -> None:
+        self.name, self.focus = name, name
+        self.left = list(proposals)
+        self.asked = 0
+
+    def propose(self, view: SearchView) -> Proposal | None:
+        self.asked += 1
+        return self.left.pop(0) if self.left else None
+
+    def told(self, candidate: Candidate, experiment: Experiment) -> None: ...
+
+    def limits(self, view: SearchView) -> list[str]:
+        return []
+
+
+def proposal(name: str, agent: str = "ada", focus: str = "attention", mechanism: str = "python") -> Proposal:
+    return Proposal(name, agent, focus, name, "why", mechanism, {"forward.py": f"def {name}(): ..."})
+
+
+def queue(*agents: Agent) -> tuple[ProposalQueue, list[Proposal]]:
+    recorded: list[Proposal] = []
+    return ProposalQueue(agents, Board(), recorded.append), recorded
+
+
+def worth(values: dict[str, float]):  # type: ignore[no-untyped-def]
+    return lambda p: Estimate("", 1.0, 1.0, values.get(p.name, 1.0), "roofline")
+
+
+def names(waiting: ProposalQueue) -> list[str]:
+    return [w.proposal.name for w in waiting.waiting]
+
+
+def test_every_agent_has_its_share_waiting_and_no_more() -> None:
+    ada = Agent("ada", [proposal(f"a{i}") for i in range(5)])
+    bob = Agent("bob", [proposal("b0", "bob")])
+    waiting, recorded = queue(ada, bob)
+    waiting.fill(SearchView)
+    assert sorted(names(waiting)) == ["a0", "a1", "b0"]
+    assert [p.name for p in recorded] == names(waiting), "each is recorded once it is claimed"
+    waiting.fill(SearchView)
+    assert len(waiting.waiting) == PER_AGENT + 1 and ada.asked == PER_AGENT
+
+
+def test_a_program_is_taken_once_whoever_proposes_it() -> None:
+    waiting, recorded = queue()
+    assert waiting.add(proposal("a0"))
+    assert not waiting.add(proposal("a0", "bob"))
+    assert waiting.duplicates == 1 and len(recorded) == 1
+
+
+def test_an_agent_that_repeats_itself_is_passed_over_this_round() -> None:
+    ada = Agent("ada", [proposal("a0")] * 50)
+    bob = Agent("bob", [proposal("b0", "bob")])
+    waiting, _ = queue(ada, bob)
+    waiting.fill(SearchView)
+    assert sorted(names(waiting)) == ["a0", "b0"] and ada.asked < 10
+
+
+def test_a_new_agent_begins_each_round() -> None:
+    ada, bob = Agent("ada", []), Agent("bob", [])
+    waiting, _ = queue(ada, bob)
+    assert [[a.name for a in waiting._in_turn()] for _ in range(3)] == [["ada", "bob"], ["bob", "ada"], ["ada", "bob"]]
+
+
+def test_new_ground_goes_before_promise() -> None:
+    waiting, _ = queue()
+    known, new_focus = proposal("known"), proposal("fresh", focus="cache")
+    new_mechanism = proposal("kernel", mechanism="cpp")
+    for p in (known, new_focus, new_mechanism):
+        waiting.add(p)
+    predict = worth({"known": 3.0, "fresh": 1.1, "kernel": 1.2})
+    measured = [proposal("old")]
+    taken = [waiting.take(predict, measured, set()) for _ in range(3)]
+    assert [w.proposal.name for w in taken if w] == ["kernel", "fresh", "known"]
+    assert waiting.take(predict, measured, set()) is None
+
+
+def test_a_mechanism_that_was_tried_gives_way_to_one_that_promises_nearly_as_much() -> None:
+    tried, new = proposal("tried"), proposal("new")
+    sources = {mechanism_hash(tried)}
+    for promise, first in ((1.10, "new"), (1.30, "tried")):
+        waiting, _ = queue()
+        waiting.add(tried)
+        waiting.add(new)
+        taken = waiting.take(worth({"tried": promise, "new": 1.0}), [proposal("old")], sources)
+        assert taken and taken.proposal.name == first
+
+
+def test_what_an_earlier_attempt_claimed_is_waiting_again() -> None:
+    waiting, recorded = queue(Agent("ada", [proposal("later")]))
+    waiting.restore([proposal("claimed")])
+    assert names(waiting) == ["claimed"] and recorded == [], "it is recorded already"
+    waiting.fill(SearchView)
+    assert names(waiting) == ["claimed", "later"], "it counts to its agent's share"
