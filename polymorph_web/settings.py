@@ -164,7 +164,10 @@ LOGGING = {
     "formatters": {
         "plain": {
             "()": structlog.stdlib.ProcessorFormatter,
-            "processor": structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+            # a plain traceback: the default one prints local variables, prompts and passwords among them
+            "processor": structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            ),
             "foreign_pre_chain": [structlog.stdlib.add_log_level, structlog.processors.TimeStamper(fmt="iso")],
         }
     },

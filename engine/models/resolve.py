@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -29,10 +30,13 @@ def resolve_model(ref: str, data_dir: Path) -> Path:
 def _folder(ref: str, models: Path) -> Path:
     if ref == DEMO:
         return _convert(_demo_file(), models / "SmolLM2-135M-Instruct")
-    path = Path(ref).expanduser()
-    if path.is_dir():
+    path, is_folder, is_file = Path(ref), False, False
+    with contextlib.suppress(OSError, RuntimeError):  # a name too long for a path, ~ of nobody
+        path = path.expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    if is_folder:
         return path.resolve()
-    if path.is_file() and path.suffix == ".gguf":
+    if is_file and path.suffix == ".gguf":
         stat = path.stat()
         named = hashlib.sha256(f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:12]
         return _convert(path, models / f"{path.stem}-{named}")
