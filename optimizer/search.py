@@ -107,10 +107,12 @@ class Session:
         self.tried: list[Tried] = []
         self.incumbent: Tried | None = None
         self.tier_one_best = 1.0
+        self.cut_short: list[Experiment] = []  # an earlier attempt ended before it judged these
 
     def search(self) -> None:
         for sentence in limits(self.agents, self.view()):
             self.ledger.log(sentence)
+        self.go_on()
         while self.time_left() > WORST_TRIAL_S and (waiting := self.ask()):
             self.ledger.check()
             estimate = self.predict(waiting.proposal)
@@ -191,7 +193,9 @@ class Session:
 
     def measure(self, built: Built, estimate: Estimate) -> Experiment:
         """Tier 1, and tier 2 for what may beat the incumbent. Returns the last of them; each is stored."""
-        first = self.tier(built, 1, estimate)
+        return self.promote(built, self.tier(built, 1, estimate), estimate)
+
+    def promote(self, built: Built, first: Experiment, estimate: Estimate) -> Experiment:
         promising = first.state in PROMISING and (first.ratio or 0) >= NEAR_BEST * self.tier_one_best
         if not promising or self.time_left() < WORST_TRIAL_S:
             return first
@@ -278,10 +282,20 @@ class Session:
             if experiment.tier == 2 and experiment.state in FASTER and self.better(experiment):
                 self.incumbent = Tried(candidate, experiment)
                 self.ledger.best_ratio = experiment.ratio or 1.0
+        told = {post.artifact_hash for post in self.board.read("result", "dead_end")}
+        self.cut_short = [e for digest, e in last.items() if e.tier == 1 and e.state in MEASURED and digest not in told]
         done = {self.ledger.candidates[digest].proposal_id for digest in last}
         self.queue.restore(p for p in self.ledger.proposals.values() if p.id not in done)
         if done:
             self.ledger.log(f"Resumed: {len(done)} candidates of earlier attempts are kept.")
+
+    def go_on(self) -> None:
+        """Candidates that an earlier attempt measured at tier 1 and did not come to judge."""
+        for experiment in self.cut_short:
+            candidate = self.ledger.candidates[experiment.artifact_hash]
+            built = Built(candidate, self.lab.artifacts.get(candidate.artifact_hash))
+            estimate = self.predict(self.ledger.proposals[candidate.proposal_id])
+            self.tell(candidate, self.promote(built, experiment, estimate))
 
     def better(self, experiment: Experiment) -> bool:
         return self.incumbent is None or (experiment.ratio or 0.0) > (self.incumbent.experiment.ratio or 0.0)
