@@ -56,11 +56,17 @@ def export(request: HttpRequest, form: str) -> HttpResponse:
         response = HttpResponse(content_type="text/csv")
         writer = csv.writer(response)
         writer.writerow(COLUMNS)
-        writer.writerows([r[c] if not isinstance(r[c], dict) else json.dumps(r[c]) for c in COLUMNS] for r in rows)
+        writer.writerows([_cell(r[c]) for c in COLUMNS] for r in rows)
     else:
         raise Http404("An export is csv or json.")
     response["Content-Disposition"] = f'attachment; filename="audit-{organisation.slug}.{form}"'
     return response
+
+
+def _cell(value: Any) -> Any:
+    """Text that a spreadsheet would run as a formula gets an apostrophe before it."""
+    text = json.dumps(value) if isinstance(value, dict) else value
+    return f"'{text}" if isinstance(text, str) and text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def _row(entry: Entry) -> dict[str, Any]:
