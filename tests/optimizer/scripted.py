@@ -9,6 +9,8 @@ from pathlib import Path
 from engine.artifacts import BASELINE_FOLDER
 from kernels.ceilings import cached_ceilings
 from optimizer.agents.base import SearchView
+from optimizer.config import RunConfig
+from optimizer.lab import Scene
 from optimizer.records import Candidate, Experiment, Proposal
 from optimizer.traffic.profile import TrafficProfile
 from tests.paths import test_data
@@ -73,3 +75,8 @@ def data_folder(folder: Path, threads: int = 1) -> Path:
     cached_ceilings(test_data(), threads)
     (folder / "ceilings.json").write_bytes((test_data() / "ceilings.json").read_bytes())
     return folder
+
+
+def scene_of(model: Path, folder: Path) -> Scene:
+    """The tiny model, this machine and the small traffic."""
+    return Scene.of(RunConfig(str(model), SMALL.to_json(), str(data_folder(folder)), dtype="float32", threads=1))

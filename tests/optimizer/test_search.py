@@ -145,6 +145,19 @@ def test_events_have_no_gap_and_phases_their_order(ended: Ended) -> None:
     assert ended.events[-1]["kind"] == "finished" and ended.state.report == json.loads(json.dumps(ended.report))
 
 
+def test_the_report_has_the_fields_that_others_read(ended: Ended) -> None:
+    figures = {"isl", "osl", "conc", "tput_per_gpu", "output_tput_per_gpu", "input_tput_per_gpu"}
+    figures |= {f"{figure}_{name}" for figure in ("median", "p99") for name in ("ttft", "tpot", "e2el", "intvty")}
+    for side in ("baseline", "winner"):
+        assert figures <= set(ended.report[side]) and None not in {ended.report[side][name] for name in figures}
+    assert ended.report["winner"]["output_tput"] > ended.report["baseline"]["output_tput"] > 0
+    assert {"predicted", "tier1", "tier2", "verified", "per_hour"} <= set(ended.report["counts"])
+    assert ended.report["swap"]["cold_start_s"] > 0 and ended.report["swap"]["hot_swap_s"] > 0
+    assert ended.report["environment"]["torch"] and ended.report["environment"]["threads"] == 1
+    assert [s["name"] for s in ended.report["scenarios"]] == ["heldout", "stable", "burst"]
+    assert {op["name"] for op in ended.report["operators"]} >= {"attention (decode)", "projections (prefill)"}
+
+
 def test_what_was_lost_to_hosts_that_died_is_told(ended: Ended) -> None:
     assert "host restarted: a candidate took it down" in {item["why"] for item in ended.report["time_lost"]}
 

@@ -25,7 +25,7 @@ from optimizer.measure.tiers import Measured, TooFast, WrongValues
 from optimizer.records import Proposal, State
 from optimizer.search import Search, SearchFailed
 from optimizer.store import LeaseLost
-from tests.optimizer.scripted import SMALL, Scripted, data_folder, proposal
+from tests.optimizer.scripted import SMALL, Scripted, proposal, scene_of
 
 PARTS = {"projections": 0.6, "attention": 0.3, "cache": 0.1}
 STEP = {"decode": 1.0, "prefill": 1.0}
@@ -122,9 +122,15 @@ def idea(name: str, mechanism: str = "python", focus: str = "attention") -> Prop
     return proposal(name, {"forward.py": f"def {name}(): ...\n"}, focus, mechanism)
 
 
+@pytest.fixture(scope="module")
+def scene(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    return scene_of(tiny_model, tmp_path_factory.mktemp("scene"))
+
+
 @pytest.fixture
-def run(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
-    harness = Harness(data_folder(tmp_path), tiny_model)
+def run(tiny_model: Path, tmp_path: Path, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
+    harness = Harness(tmp_path, tiny_model)
+    monkeypatch.setattr(Scene, "of", classmethod(lambda cls, config: scene))
 
     class ScriptedFinals:
         def __init__(self, *args: Any) -> None: ...
