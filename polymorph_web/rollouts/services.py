@@ -98,7 +98,7 @@ def release(decision: Decision, user: User) -> Rollout:
 def roll_back(endpoint: Endpoint, version: Version, user: User, reason: str) -> Rollout:
     """Returns an endpoint to an earlier version, in one step. Raises Refused or GatewayError."""
     with transaction.atomic():
-        locked = Endpoint.objects.select_for_update().select_related("serving", "organisation").get(pk=endpoint.pk)
+        locked = Endpoint.objects.select_for_update().get(pk=endpoint.pk)
         if locked.serving_id == version.id:
             raise Refused(f"{version} is what this endpoint serves already.")
         before = {"version": str(locked.serving), "artifact": locked.serving.artifact_hash}

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import connections
 from django.http import HttpResponse
 from django.test import AsyncClient, Client
 
@@ -273,6 +275,7 @@ async def test_trying_an_endpoint_streams_its_answer(
     assert response["x-polymorph-version"] == "v7"
     assert response["content-type"].startswith("text/plain")
     assert b"".join([piece async for piece in response.streaming_content]).decode() == "Grüße back"
+    await sync_to_async(connections.close_all)()
     (asked,) = gateway.prompts
     assert (asked["model"], asked["max_tokens"], asked["stream"]) == ("chat", 256, True)
 
