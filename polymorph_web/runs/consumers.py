@@ -65,7 +65,9 @@ class RunConsumer(AsyncJsonWebsocketConsumer):
                     return
             if not events:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.wake.wait(), 5.0 if settings.CHANNEL_REDIS_URL else TAIL_S)
+                    # not wait_for: Python 3.11's loses a cancellation that meets a ring
+                    async with asyncio.timeout(5.0 if settings.CHANNEL_REDIS_URL else TAIL_S):
+                        await self.wake.wait()
                 self.wake.clear()
 
     @database_sync_to_async

@@ -131,6 +131,24 @@ async def test_a_reconnect_loses_nothing_and_repeats_nothing(connect: Connect, h
     assert seen + await received(second, 4) == list(range(1, 10))
 
 
+async def test_a_ring_at_the_moment_of_leaving_does_not_hold_the_socket(held: tuple[Run, Lease]) -> None:
+    class Wake(asyncio.Event):
+        waited_for = asyncio.Event()
+
+        async def wait(self) -> Any:
+            self.waited_for.set()
+            return await super().wait()
+
+    consumer = consumers.RunConsumer()
+    consumer.run_id, consumer.last, consumer.wake = held[0].id, 5, Wake()
+    tail = asyncio.create_task(consumer.follow())
+    await asyncio.wait_for(Wake.waited_for.wait(), WAIT_S)
+    consumer.wake.set()
+    tail.cancel()
+    done, _ = await asyncio.wait({tail}, timeout=WAIT_S)
+    assert tail in done and tail.cancelled()
+
+
 async def test_many_watch_one_run(connect: Connect, held: tuple[Run, Lease]) -> None:
     sockets = [await connect(name, "after=5") for name in ("viewer", "member", "admin")]
     await append(held[1], "for all")
@@ -180,7 +198,7 @@ async def test_who_loses_access_is_closed_out_later(
     how: Callable[..., Awaitable[None]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(consumers, "RECHECK_S", 0.1)
+    monkeypatch.setattr(consumers, "RECHECK_S", -1.0)
     socket = await connect("viewer")
     assert await received(socket, 5) == [1, 2, 3, 4, 5]
     await how(people)
