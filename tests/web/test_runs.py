@@ -6,12 +6,14 @@ import csv
 import io
 import json
 import re
+import threading
 import time
 import uuid
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db import connections
 from django.test import Client
 from django.urls import reverse
 
@@ -19,7 +21,7 @@ from optimizer.store import RunStore
 from polymorph_web.accounts.models import User
 from polymorph_web.audit.models import Entry
 from polymorph_web.endpoints.models import Endpoint
-from polymorph_web.runs import tasks
+from polymorph_web.runs import services, tasks
 from polymorph_web.runs.models import MAX_ATTEMPTS, Run, RunRecord
 from polymorph_web.runs.store import DjangoRunStore
 from tests.web import runs
@@ -88,6 +90,31 @@ def test_a_second_start_shows_the_run_that_goes_on(queued: Run, as_: As, rings: 
     assert response.redirect_chain[-1][0] == reverse("run", args=[queued.id])
     assert "is being optimised already" in response.content.decode()
     assert Run.objects.count() == 1
+
+
+def test_two_clicks_at_the_same_moment_start_one_run(
+    transactional_db: None, endpoint: Endpoint, people: dict[str, User], rings: Rings
+) -> None:
+    chosen = {"budget_minutes": 5, "tolerance": "near", "foci": ["cache"]}
+    start, outcomes = threading.Barrier(3), []
+
+    def click() -> None:
+        start.wait()
+        try:
+            outcomes.append(services.start_run(endpoint, people["member"], chosen).id)
+        except services.Busy as busy:
+            outcomes.append(busy.run.id)
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=click) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    run = Run.objects.get()
+    assert outcomes == [run.id] * 3
+    assert rings() == [[[str(run.id)], {}]]
 
 
 def test_a_queued_run_is_cancelled_at_once(queued: Run, as_: As) -> None:
