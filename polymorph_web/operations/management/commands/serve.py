@@ -92,8 +92,8 @@ def all_programs(data: Path, host: str, port: int, gateway_port: int) -> dict[st
     found = (
         Program("gateway", gateway, patience_s=30.0),
         Program("web", web),
-        # cold: a run that is going on is resumed by the next worker, from what is stored
-        Program("worker", worker, stop=signal.SIGQUIT, patience_s=5.0),
+        # killed: Celery would wait for the run to end, or fail it; the next worker goes on from what is stored
+        Program("worker", worker, stop=signal.SIGKILL),
         Program("conductor", [python, "manage.py", "conduct"]),
     )
     return {program.name: program for program in found}
