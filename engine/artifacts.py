@@ -168,13 +168,10 @@ def _normal_python(text: str) -> str:
         if isinstance(node, ast.Constant):
             node.value = 0 if isinstance(node.value, (int, float, complex)) else node.value
         body = getattr(node, "body", None)
-        if (
-            isinstance(body, list)
-            and body
-            and isinstance(body[0], ast.Expr)
-            and isinstance(body[0].value, ast.Constant)
-        ):
-            body[0].value.value = 0  # a docstring, or any constant standing alone
+        if isinstance(body, list):  # docstrings and other constants standing alone say nothing to the machine
+            node.body = [n for n in body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))] or [
+                ast.Pass()
+            ]
     return ast.dump(tree)
 
 

@@ -71,12 +71,16 @@ def as_error(error: BaseException) -> wire.HostError:
         ArtifactError: "artifact_damaged",
         CandidateError: "bad_candidate",
         BadOutput: "bad_output",
-        KeyError: "not_resident",
+        NotResident: "not_resident",
     }
     code = next((c for kind, c in codes.items() if isinstance(error, kind)), "candidate_error")
     return wire.HostError(
         code, f"{type(error).__name__}: {error}", "Read the log below; the candidate's source is named in it."
     )
+
+
+class NotResident(Exception):
+    """A call names a candidate that was not loaded."""
 
 
 class BadOutput(Exception):
@@ -155,7 +159,7 @@ class Host:
     def find(self, message: Any) -> Resident:
         found = self.resident.get((message.artifact_hash, message.layers))
         if found is None:
-            raise KeyError(f"candidate {message.artifact_hash[:12]} with layers={message.layers} was not loaded")
+            raise NotResident(f"candidate {message.artifact_hash[:12]} with layers={message.layers} was not loaded")
         return found
 
     def step(self, message: wire.Step) -> wire.StepDone:

@@ -85,6 +85,9 @@ def write_tiny_model(folder: Path, seed: int = 0, **changes: object) -> None:
         tensors |= {
             f"{layer}.{name}.weight": random(*shape) * (2 if len(shape) > 1 else 1) for name, shape in shapes.items()
         }
+        if config.get("attention_bias"):
+            biased = {name: shape[:1] for name, shape in shapes.items() if name.startswith("self_attn")}
+            tensors |= {f"{layer}.{name}.bias": random(*shape) - 1 for name, shape in biased.items()}
     dtype = getattr(torch, str(config["torch_dtype"]))
     save_file(
         {k: v.to(dtype).contiguous() for k, v in tensors.items()},

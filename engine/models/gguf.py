@@ -32,6 +32,19 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+TOP_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+NEEDED = tuple(
+    f"llama.{name}"
+    for name in (
+        "attention.head_count", "embedding_length", "feed_forward_length", "block_count", "context_length",
+        "attention.layer_norm_rms_epsilon",
+    )
+)  # fmt: skip
+NEEDED_TOKENIZER = ("tokenizer.ggml.model", "tokenizer.ggml.tokens")
 CONTROL = 3  # tokenizer.ggml.token_type of special tokens
 
 
@@ -43,6 +56,7 @@ def convert_gguf(file: Path, out_dir: Path) -> Path:
     if (out_dir / "config.json").is_file():
         return out_dir
     meta, tensors = _read(file)
+    _refuse_gaps(file, meta, tensors)
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".convert-", dir=out_dir.parent))
     try:
@@ -84,19 +98,26 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return meta, tensors
 
 
+def _refuse_gaps(file: Path, meta: dict[str, Any], tensors: dict[str, Any]) -> None:
+    missing = [name for name in (*NEEDED, *NEEDED_TOKENIZER) if name not in meta]
+    if missing:
+        raise ModelError("gguf_damaged", f"{file} lacks the field {missing[0]}.", "Convert the model again.")
+    known = {f"{part}.weight" for part in LAYER_NAMES} | {f"{part}.bias" for part in LAYER_NAMES}
+    for name in tensors:
+        if name not in TOP_NAMES and not name.startswith("rope_freqs") and name.split(".", 2)[-1] not in known:
+            raise ModelError(
+                "unsupported_field", f"{file}: the tensor {name} is not part of a Llama.", "Serve a model without it."
+            )
+
+
 def _unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
     rows, columns = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
 def _name(name: str) -> str:
-    top = {
-        "token_embd.weight": "model.embed_tokens.weight",
-        "output_norm.weight": "model.norm.weight",
-        "output.weight": "lm_head.weight",
-    }
-    if name in top:
-        return top[name]
+    if name in TOP_NAMES:
+        return TOP_NAMES[name]
     _, layer, part, kind = name.split(".")
     return f"model.layers.{layer}.{LAYER_NAMES[part]}.{kind}"
 
@@ -118,7 +139,7 @@ def _write_weights(meta: dict[str, Any], tensors: dict[str, Any], out: Path) -> 
         weight = np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32).reshape(shape)
         if ".attn_q." in name or ".attn_k." in name:
             weight = _unpermute(weight, heads if ".attn_q." in name else kv_heads)
-        state[_name(name)] = torch.from_numpy(np.ascontiguousarray(weight)).to(torch.bfloat16)
+        state[_name(name)] = torch.from_numpy(np.require(weight, requirements=["C", "W"])).to(torch.bfloat16)
     save_file(state, out / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -162,8 +183,11 @@ def _write_tokenizer(meta: dict[str, Any], out: Path) -> None:
             "unsupported_field", f"tokenizer.ggml.model {kind!r} is not supported.", "Put a tokenizer.json in a folder."
         )
     tokens = meta["tokenizer.ggml.tokens"]
-    merges = [tuple(m.split(" ")) for m in meta["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
+    merges = [tuple(m.split(" ")) for m in meta.get("tokenizer.ggml.merges", [])]
+    try:
+        tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
+    except Exception as error:  # the library raises bare Exception
+        raise ModelError("tokenizer_damaged", f"The GGUF file's tokenizer: {error}.", "Copy the file again.") from error
     if meta.get("tokenizer.ggml.pre", "smollm") in ("smollm", "default"):
         steps = [
             pre_tokenizers.Digits(individual_digits=True),
