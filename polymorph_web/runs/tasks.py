@@ -6,6 +6,7 @@ import os
 import socket
 import time
 import traceback
+from pathlib import Path
 
 import structlog
 from celery import shared_task
@@ -26,7 +27,7 @@ def optimise(run_id: str) -> None:
     from optimizer.search import Search
 
     store = DjangoRunStore()
-    lease = store.claim(run_id, f"{socket.gethostname()}:{os.getpid()}:{time.time_ns()}", LEASE_TTL_S)
+    lease = store.claim(run_id, worker_name(), LEASE_TTL_S)
     if lease is None:
         return
     log.info("run claimed", run_id=run_id, attempt=lease.attempt)
@@ -42,6 +43,11 @@ def optimise(run_id: str) -> None:
         log.error("run failed", run_id=run_id, trace=traceback.format_exc())
         _end(store, lease, f"The search stopped with an error: {type(error).__name__}: {error}")
     _audit(run_id)
+
+
+def worker_name() -> str:
+    """Names this worker in a lease: machine, process, and a moment, since process ids come again."""
+    return f"{socket.gethostname()}:{os.getpid()}:{time.time_ns()}"
 
 
 def _end(store: DjangoRunStore, lease: Lease, reason: str) -> None:
@@ -64,12 +70,13 @@ def _audit(run_id: str) -> None:
 
 
 def reap() -> int:
-    """Rings for queued runs and for running ones whose lease ran out; fails those that had all their attempts.
+    """Rings for queued runs and for running ones whose worker is gone; fails those that had all their attempts.
 
     Returns how many runs it touched. Called every few seconds by the conductor.
     """
     touched = 0
     now = time.time()
+    _end_leases_of_the_dead(now)
     for run in Run.objects.filter(state__in=LIVE_STATES, lease_expires__lt=now).select_related(
         "endpoint__organisation"
     ):
@@ -79,6 +86,16 @@ def reap() -> int:
             optimise.delay(str(run.id))
             touched += 1
     return touched
+
+
+def _end_leases_of_the_dead(now: float) -> None:
+    """A worker of this machine whose process ended holds no run any longer; elsewhere only the lease's time tells."""
+    for run in Run.objects.filter(state=Run.State.RUNNING, lease_expires__gte=now):
+        host, _, rest = run.lease_owner.partition(":")
+        pid = rest.partition(":")[0]
+        if host == socket.gethostname() and pid.isdigit() and not Path("/proc", pid).exists():
+            Run.objects.filter(id=run.id, lease_owner=run.lease_owner).update(lease_expires=0)
+            log.warning("the worker of a run is gone", run_id=str(run.id), worker=run.lease_owner)
 
 
 def _give_up(run: Run) -> int:

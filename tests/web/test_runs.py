@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import re
+import socket
+import subprocess
 import threading
 import time
 import uuid
@@ -159,6 +161,22 @@ def test_a_lost_worker_is_noticed_and_another_is_rung(queued: Run, rings: Rings)
     assert tasks.reap() == 1
     assert rings() == [[[str(queued.id)], {}]]
     assert tasks.reap() == 0, "once rung, the queue is given time"
+
+
+def test_a_worker_that_was_killed_is_noticed_before_its_lease_ends(queued: Run, rings: Rings) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    assert DjangoRunStore().claim(str(queued.id), f"{socket.gethostname()}:{ended.pid}:1", 60)
+    assert tasks.reap() == 1
+    assert rings() == [[[str(queued.id)], {}]]
+    assert DjangoRunStore().claim(str(queued.id), "next", 60)
+
+
+@pytest.mark.parametrize("owner", [tasks.worker_name(), "another-machine:999999999:1", "conductor"])
+def test_a_worker_that_may_be_alive_keeps_its_run(queued: Run, rings: Rings, owner: str) -> None:
+    assert DjangoRunStore().claim(str(queued.id), owner, 60)
+    assert tasks.reap() == 0
+    assert rings() == [] and DjangoRunStore().claim(str(queued.id), "next", 60) is None
 
 
 def test_a_held_run_is_left_alone(queued: Run, rings: Rings) -> None:
