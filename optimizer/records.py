@@ -48,6 +48,7 @@ class Proposal:
     precision: str = "bfloat16"
     batch_invariant: bool = False
     parent: str = ""  # artifact hash it was derived from
+    expected: float = 0.0  # speed over the baseline that its agent expects; 0: not said
 
 
 @dataclass(frozen=True, slots=True)

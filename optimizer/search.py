@@ -157,7 +157,7 @@ class Session:
     # predict
 
     def predict(self, proposal: Proposal) -> Estimate:
-        return self.lab.cost.predict("", proposal.focus, proposal.mechanism, combines=bool(proposal.parent))
+        return self.lab.cost.predict("", proposal.focus, proposal.mechanism, bool(proposal.parent), proposal.expected)
 
     def prune(self, waiting: Waiting, estimate: Estimate) -> None:
         """Predicted only: counted apart from what was measured."""
@@ -264,7 +264,8 @@ class Session:
 
     def learn(self, candidate: Candidate, experiment: Experiment) -> None:
         self.tried.append(Tried(candidate, experiment))
-        self.lab.cost.learn(candidate.focus, candidate.mechanism, experiment)
+        proposal = self.ledger.proposals[candidate.proposal_id]
+        self.lab.cost.learn(candidate.focus, candidate.mechanism, experiment, bool(proposal.parent), proposal.expected)
         for agent in self.agents:
             agent.told(candidate, experiment)
 

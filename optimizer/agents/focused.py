@@ -124,6 +124,7 @@ class FocusAgent:
             files=files,
             settings=program.settings,
             precision="same",
+            expected=self.memory.expect(program, view),
             parent=view.incumbent.artifact_hash if view.incumbent and self._derived(program, view) else "",
         )
 

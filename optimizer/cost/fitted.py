@@ -1,4 +1,6 @@
-"""The cost model: a roofline prior for each kind of idea, corrected by what was measured in this run."""
+"""The cost model: what an author expects, or a roofline prior for each kind of idea, within the machine's bound and corrected
+by what was measured in this run.
+"""
 
 from __future__ import annotations
 
@@ -30,25 +32,39 @@ class CostModel:
     work: Workload
     floors: Mapping[str, Mapping[str, float]]
     measured_ceilings: bool = True
-    _seen: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    _surprises: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
 
-    def predict(self, artifact_hash: str, focus: str, mechanism: str, combines: bool = False) -> Estimate:
-        """`combines`: the candidate starts from another's source, so it may reach every operator."""
-        reach = tuple(self._all()) if combines or mechanism in ("cpp", "compile") else REACH.get(focus, ())
+    def predict(
+        self, artifact_hash: str, focus: str, mechanism: str, combines: bool = False, expected: float = 0.0
+    ) -> Estimate:
+        """`combines`: the candidate starts from another's source, so it may reach every operator. `expected`: what its
+        author expects of it, 0 when not said; believed as far as such candidates kept what was expected of them.
+        """
         bound = self.bound(tuple(self._all()))
-        prior = math.log(self.bound(reach, COVERS.get(mechanism, 0.25)))
-        seen = self._seen[focus, mechanism]
+        prior = self._prior(focus, mechanism, combines, expected)
+        seen = self._surprises[focus, mechanism]
         precision = 1 / PRIOR_SD**2 + len(seen) / NOISE_SD**2
-        mean = (prior / PRIOR_SD**2 + sum(seen) / NOISE_SD**2) / precision
+        mean = prior + sum(seen) / NOISE_SD**2 / precision
         spread = Z80 * math.sqrt(1 / precision + NOISE_SD**2)
         provenance = "fitted" if len(seen) > 1 else "roofline" if self.measured_ceilings else "unvalidated"
         low, mid, high = (min(math.exp(mean + d), bound) for d in (-spread, 0.0, spread))
-        detail = {"bound": bound, "roofline": math.exp(prior), "seen": float(len(seen))}
+        detail = {"bound": bound, "roofline": math.exp(prior), "seen": float(len(seen)), "expected": expected}
         return Estimate(artifact_hash, mid, low, high, provenance, detail)
 
-    def learn(self, focus: str, mechanism: str, experiment: Experiment) -> None:
+    def learn(
+        self, focus: str, mechanism: str, experiment: Experiment, combines: bool = False, expected: float = 0.0
+    ) -> None:
+        """What was measured, beside what had been foreseen without it."""
         if experiment.state in MEASURED and experiment.ratio and experiment.ratio > 0:
-            self._seen[focus, mechanism].append(math.log(experiment.ratio))
+            prior = self._prior(focus, mechanism, combines, expected)
+            self._surprises[focus, mechanism].append(math.log(experiment.ratio) - prior)
+
+    def _prior(self, focus: str, mechanism: str, combines: bool, expected: float) -> float:
+        """Log ratio foreseen before anything was measured: the author's, within the bound, or the mechanism's usual."""
+        if expected > 0:
+            return math.log(min(expected, self.bound(tuple(self._all()))))
+        reach = tuple(self._all()) if combines or mechanism in ("cpp", "compile") else REACH.get(focus, ())
+        return math.log(self.bound(reach, COVERS.get(mechanism, 0.25)))
 
     def bound(self, operators: tuple[str, ...], covers: float = 1.0) -> float:
         """The speed-up when `operators` cover that share of their distance to the floor."""

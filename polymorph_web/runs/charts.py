@@ -85,7 +85,7 @@ def progress_figure(info: Progress) -> Figure:
     return {
         "data": [best, *traces],
         "layout": fig.layout(
-            fig.axis("experiment", rangemode="tozero", tickformat="d"),
+            fig.axis("experiment", rangemode="tozero", tickformat="d", autorangeoptions={"include": [0, 6]}),
             fig.axis("speed over baseline (×)"),
             shapes=[shape],
             annotations=[label],
@@ -126,11 +126,10 @@ def marker_symbol(focus: str, tier: int) -> str:
 
 def progress_chart(experiments: Iterable[Row]) -> Chart:
     info = progress_info(experiments)
-    best = f"Best so far {info.best[-1][1]:.2f}×." if info.best else "Nothing faster than the baseline yet."
     return Chart(
         "progress",
         "Search progress",
-        f"{best} Hollow markers are tier 1 (a few layers), filled ones the whole model; bars are 95% intervals.",
+        "Hollow markers are tier 1 (a few layers), filled ones the whole model; bars are 95% intervals.",
         progress_figure(info),
         (
             "experiment",
@@ -202,27 +201,19 @@ def tradeoff_chart(experiments: Iterable[Row]) -> Chart:
     )
 
 
-class Predictions(NamedTuple):
-    """Measured candidates that were predicted first: (name, focus, tier, predicted ratio, measured ratio)."""
-
-    points: list[tuple[str, str, int, float, float]]
-    median_error: float | None  # of |predicted / measured - 1|
+Prediction = tuple[str, str, int, float, float]  # name, focus, tier, predicted ratio, measured ratio
 
 
-def predictions_info(experiments: Iterable[Row]) -> Predictions:
+def predictions_info(experiments: Iterable[Row]) -> list[Prediction]:
+    """Measured candidates that were predicted first."""
     measured = [p for p in progress_info(experiments).points if p.predicted is not None]
-    errors = sorted(abs(float(p.predicted or 0) / p.ratio - 1) for p in measured)
-    middle = len(errors) // 2
-    median = None
-    if errors:
-        median = errors[middle] if len(errors) % 2 else (errors[middle - 1] + errors[middle]) / 2
-    return Predictions([(p.name, p.focus, p.tier, float(p.predicted or 0), p.ratio) for p in measured], median)
+    return [(p.name, p.focus, p.tier, float(p.predicted or 0), p.ratio) for p in measured]
 
 
-def predictions_figure(info: Predictions) -> Figure:
+def predictions_figure(found: Sequence[Prediction]) -> Figure:
     traces = []
-    for focus in dict.fromkeys(p[1] for p in info.points):
-        mine = [p for p in info.points if p[1] == focus]
+    for focus in dict.fromkeys(p[1] for p in found):
+        mine = [p for p in found if p[1] == focus]
         trace = fig.points(
             focus,
             [p[3] for p in mine],
@@ -235,22 +226,21 @@ def predictions_figure(info: Predictions) -> Figure:
         trace["marker"]["symbol"] = [marker_symbol(p[1], p[2]) for p in mine]
         trace["marker"]["line"] = {"width": 1.5, "color": fig.color(focus)}
         traces.append(trace)
-    ends = [v for p in info.points for v in p[3:5]] or [1.0]
+    ends = [v for p in found for v in p[3:5]] or [1.0]
     low, high = min(ends) * 0.95, max(ends) * 1.05
     traces.append(fig.line("measured as predicted", [low, high], [low, high], BASELINE, dash="dot", hoverinfo="skip"))
     return {"data": traces, "layout": fig.layout(fig.axis("predicted speed (×)"), fig.axis("measured speed (×)"))}
 
 
 def predictions_chart(experiments: Iterable[Row]) -> Chart:
-    info = predictions_info(experiments)
-    error = "" if info.median_error is None else f" Median error {info.median_error:.0%}."
+    found = predictions_info(experiments)
     return Chart(
         "predictions",
         "Predicted and measured",
-        f"How well the cost model foresaw each measurement; on the line it was right.{error}",
-        predictions_figure(info) if info.points else None,
+        "How well the cost model foresaw each measurement; on the line it was right.",
+        predictions_figure(found) if found else None,
         ("candidate", "focus", "tier", "predicted (×)", "measured (×)"),
-        tuple((n, f, t, _r(p), _r(m)) for n, f, t, p, m in info.points),
+        tuple((n, f, t, _r(p), _r(m)) for n, f, t, p, m in found),
         empty="No prediction has been measured yet.",
     )
 

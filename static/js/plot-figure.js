@@ -26,7 +26,7 @@ function resolver(host) {
     const [, name, alpha] = text.match(COLOUR);
     probe.style.color = `var(${name})`;
     let value = getComputedStyle(probe).color;
-    if (alpha !== undefined) value = value.replace(/^rgba?\(([^)]+?)(?:,\s*[\d.]+)?\)$/, (_, parts) => `rgba(${parts.split(",").slice(0, 3).join(",")}, ${alpha})`);
+    if (alpha !== undefined) value = `rgba(${value.match(/[\d.]+/g).slice(0, 3).join(", ")}, ${alpha})`;
     known.set(text, value);
     return value;
   };

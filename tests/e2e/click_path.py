@@ -96,6 +96,8 @@ class Walk:
         self.page.get_by_role("link", name="See before and after").click()
         expect(self.page.locator("h1.claim")).to_contain_text(re.compile(r"\d\.\d+\s*[x×]"))
         expect(self.page.locator(".js-plotly-plot").first).to_be_visible(timeout=STEP_MS)
+        fills = self.page.locator(".js-plotly-plot .js-fill").evaluate_all("all => all.map(e => +e.style.fillOpacity)")
+        assert fills and max(fills) < 0.5, f"a band hides what lies under it: {fills}"
         self.shot(self.page, "before-after")
 
     def read_winner(self) -> None:
@@ -108,7 +110,7 @@ class Walk:
 
     def approve(self, reason: str) -> str:
         """Approves the result. Returns the rollout's address."""
-        self.page.get_by_role("link", name=re.compile("Decide|Approve")).first.click()
+        self.page.get_by_role("link", name=re.compile("decide|approve", re.I)).first.click()
         self.click("button", "Approve")
         expect(self.page.get_by_text("This field is required").first).to_be_visible()  # a reason is asked for
         self.page.get_by_label("Reason").fill(reason)

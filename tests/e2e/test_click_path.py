@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from tests.e2e.click_path import Walk, ask, chromium, stable_server
 from tests.e2e.product import Product, running_product
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(1500)]
 MINUTES = 2.5
 MAKE_STRANGER = (
     "from polymorph_web.accounts.models import *;"

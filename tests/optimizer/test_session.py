@@ -222,8 +222,8 @@ def test_what_is_predicted_to_be_slow_is_counted_apart_and_never_measured(
 ) -> None:
     predict = CostModel.predict
 
-    def gloomy(model: CostModel, digest: str, focus: str, mechanism: str, combines: bool = False) -> Any:
-        found = predict(model, digest, focus, mechanism, combines)
+    def gloomy(model: CostModel, digest: str, focus: str, *rest: Any) -> Any:
+        found = predict(model, digest, focus, *rest)
         return found if focus != "cache" else search_module.Estimate(digest, 0.5, 0.4, 0.6, "fitted")
 
     monkeypatch.setattr(CostModel, "predict", gloomy)

@@ -153,3 +153,19 @@ def test_entries_are_escaped(organisation: Organisation, people: dict[str, User]
     log.record(organisation, people["member"], "act", "<script>alert(1)</script>", reason="<b>", after={"x": "<i>"})
     html = as_("viewer").get("/audit/").content.decode()
     assert "<script>alert(1)" not in html and "<b>" not in html.split("</header>")[-1] and "<i>" not in html
+
+
+def test_long_names_are_shown_short_and_kept_whole(
+    organisation: Organisation, people: dict[str, User], as_: As
+) -> None:
+    run, artefact = str(uuid.uuid4()), "ab" * 32
+    log.record(
+        organisation,
+        people["member"],
+        "run.approve",
+        f"run {run} of demo",
+        after={"artifact": artefact, "ratio": 2.471773},
+    )
+    html = as_("viewer").get("/audit/").content.decode()
+    assert f'title="{run}">{run[:8]}</code> of demo' in html and f'title="{artefact}">{artefact[:8]}</code>' in html
+    assert "ratio: 2.472" in html

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -11,7 +12,7 @@ from django import template
 from django.templatetags.static import static
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
-from django.utils.html import format_html, json_script
+from django.utils.html import format_html, format_html_join, json_script
 from django.utils.safestring import SafeString
 
 from polymorph_web.endpoints.charts import Spark
@@ -140,6 +141,22 @@ def focus_tag(focus: Any) -> SafeString:
 def hash_tag(value: Any, length: int = 10) -> SafeString:
     text = str(value or "")
     return format_html('<code class="hash" title="{}">{}</code>', text, text[:length])
+
+
+LONG_NAME = re.compile(r"\b([0-9a-f]{8})(?:[0-9a-f]{56}|-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})\b")
+
+
+@register.filter
+def recorded(value: Any) -> SafeString:
+    """A value of the audit log for reading: hashes and run ids by their first letters, whole on hover; numbers short."""
+    if isinstance(value, float):
+        return format_html("{}", words.significant(value, 4))
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    parts, last = [], 0
+    for found in LONG_NAME.finditer(text):
+        parts += [text[last : found.start()], hash_tag(found[0], 8)]
+        last = found.end()
+    return format_html_join("", "{}", ((part,) for part in [*parts, text[last:]]))
 
 
 @register.simple_tag

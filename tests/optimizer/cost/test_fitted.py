@@ -102,3 +102,25 @@ def test_no_prediction_is_above_what_the_machine_allows(model: CostModel) -> Non
 
 def test_a_focus_that_is_unknown_promises_nothing(model: CostModel) -> None:
     assert model.predict("h", "beauty", "python").ratio == 1.0
+
+
+def test_an_author_is_believed_within_the_bound(model: CostModel) -> None:
+    assert model.predict("h", "attention", "python", expected=1.7).ratio == pytest.approx(1.7)
+    wild = model.predict("h", "attention", "python", expected=99.0)
+    assert wild.ratio == wild.detail["bound"] == pytest.approx(2.5)
+
+
+def test_an_author_who_promised_too_much_is_believed_less(model: CostModel) -> None:
+    for _ in range(4):
+        model.learn("attention", "python", measured(1.0), expected=2.0)
+    assert model.predict("h", "attention", "python", expected=2.0).ratio == pytest.approx(1.0, abs=0.1)
+    assert model.predict("h", "attention", "cpp", expected=2.0).ratio == pytest.approx(2.0), (
+        "another mechanism's are their own"
+    )
+
+
+def test_what_was_measured_as_expected_changes_nothing(model: CostModel) -> None:
+    before = model.predict("h", "attention", "python", expected=1.5)
+    model.learn("attention", "python", measured(1.5), expected=1.5)
+    after = model.predict("h", "attention", "python", expected=1.5)
+    assert after.ratio == pytest.approx(before.ratio) and after.high < before.high
