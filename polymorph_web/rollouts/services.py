@@ -177,6 +177,9 @@ def _watch(rollout: Rollout, told: dict[str, Any]) -> None:
 
 
 def _crash(rollout: Rollout, told: dict[str, Any], canary: dict[str, Any] | None) -> str:
+    stable = next((s for s in told.get("servers", []) if s["role"] == "stable"), None)
+    if stable and stable["state"] == "failed":
+        return f"The stable version's server failed beside the canary: {stable['error'] or 'its log says why'}"
     if told.get("error"):
         return f"The canary could not be served: {told['error']}"
     if canary and (canary["state"] == "failed" or canary["starts"] > CANARY_RESTARTS):

@@ -18,7 +18,7 @@ from polymorph_web.accounts.models import User
 from polymorph_web.runs.store import DjangoRunStore, group_name
 
 TAIL_S = 0.4  # how often the log is read where no other process can ring
-RECHECK_S = 15.0  # how often membership is looked at again
+RECHECK_S = 15.0  # how often sign-in and membership are looked at again
 GONE = 4404
 
 
@@ -50,7 +50,7 @@ class RunConsumer(AsyncJsonWebsocketConsumer):
         self.wake.set()
 
     async def follow(self) -> None:
-        """Sends events as they appear; looks at the membership again now and then, since sign-in is checked at connect only."""
+        """Sends events as they appear; looks at sign-in and membership again now and then."""
         loop = asyncio.get_running_loop()
         checked = loop.time()
         while True:
@@ -72,6 +72,9 @@ class RunConsumer(AsyncJsonWebsocketConsumer):
 
     @database_sync_to_async
     def allowed(self) -> bool:
+        session = self.scope.get("session")
+        if session is None or not session.exists(session.session_key or ""):  # signed out in another tab
+            return False
         user = User.objects.filter(pk=self.scope["user"].pk, is_active=True).first() if self.scope.get("user") else None
         if user is None:
             return False

@@ -14,7 +14,17 @@ OUT = ROOT / "docs" / "screenshots"
 SIZES = {"wide": (1440, 900), "narrow": (360, 780)}
 THEMES = ("light", "dark")
 KEPT = {("before-after", "wide", "light"), ("run-ended", "wide", "dark")}  # what the documents show
+KEPT_HEIGHT = 1500  # the top of the page is enough for a document
 MINUTES = 5.0
+OTHERS = {
+    "register": "/endpoints/new/",
+    "performance": "/e/demo/?tab=performance",
+    "versions": "/e/demo/?tab=versions",
+    "runs": "/e/demo/?tab=runs",
+    "activity": "/e/demo/?tab=activity",
+    "support": "/support/",
+    "not-found": "/e/nothing/",
+}
 
 
 def shot(folder: Path) -> object:
@@ -28,7 +38,8 @@ def shot(folder: Path) -> object:
                 page.wait_for_timeout(400)  # figures follow the width on the next frame
                 kept = (name, size, theme) in KEPT
                 path = (OUT if kept else folder) / f"{name}-{size}-{theme}.png"
-                page.screenshot(path=path, full_page=True)
+                clip = {"x": 0, "y": 0, "width": width, "height": KEPT_HEIGHT} if kept else None
+                page.screenshot(path=path, full_page=True, clip=clip)  # type: ignore[arg-type]
         page.emulate_media(color_scheme="light")
         page.set_viewport_size({"width": 1440, "height": 900})
 
@@ -56,6 +67,9 @@ def main() -> None:
         walk.try_it("v1")
         walk.roll_back("To see that it works.")
         walk.audit()
+        for name, address in OTHERS.items():
+            page.goto(product.url + address)
+            walk.shot(page, name)
     print(f"written to {folder} and {OUT}")
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from engine.client import HostClient, HostFailure
 from engine.models.config import ModelConfig, parse_config, read_config
@@ -19,6 +17,16 @@ from engine.models.rope import inverse_frequencies
 from engine.models.tokenizer import ChatError, Tokenizer
 from engine.models.weights import load_model, with_layers
 from tests.conftest import TINY, write_tiny_model
+from tests.damage import (
+    change,
+    cut_the_weights,
+    damage_the_index,
+    lose_a_shard,
+    lose_a_tensor,
+    shard,
+    turn_a_tensor,
+    whole_numbers,
+)
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -33,28 +41,6 @@ LLAMA3 = {
 def folder(tmp_path: Path) -> Path:
     write_tiny_model(tmp_path / "model")
     return tmp_path / "model"
-
-
-def shard(folder: Path) -> None:
-    """The weights in two files with an index, as large checkpoints come."""
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    names = sorted(tensors)
-    where = {n: f"model-0000{1 + (i % 2)}-of-00002.safetensors" for i, n in enumerate(names)}
-    for file in set(where.values()):
-        save_file({n: tensors[n] for n in names if where[n] == file}, folder / file, metadata={"format": "pt"})
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
-
-
-def change(folder: Path, **fields: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
-
-def rewrite(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    edit(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 # what is read
@@ -138,33 +124,6 @@ def test_a_config_is_refused_by_name(folder: Path, fields: dict[str, Any], code:
     assert named in caught.value.message and str(folder / "config.json") in caught.value.message
 
 
-def lose_a_shard(folder: Path) -> None:
-    shard(folder)
-    (folder / "model-00002-of-00002.safetensors").unlink()
-
-
-def cut_the_weights(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def damage_the_index(folder: Path) -> None:
-    shard(folder)
-    (folder / "model.safetensors.index.json").write_text("{")
-
-
-def lose_a_tensor(folder: Path) -> None:
-    rewrite(folder, lambda t: t.pop("model.layers.1.mlp.up_proj.weight"))
-
-
-def turn_a_tensor(folder: Path) -> None:
-    rewrite(folder, lambda t: t.update({"model.norm.weight": torch.ones(7)}))
-
-
-def whole_numbers(folder: Path) -> None:
-    rewrite(folder, lambda t: t.update({"model.norm.weight": torch.ones(64, dtype=torch.int8)}))
-
-
 FAULTS: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "a missing shard": (lose_a_shard, "missing_shard", "model-00002-of-00002.safetensors"),
     "a damaged index": (damage_the_index, "index_damaged", "index.json"),
@@ -172,7 +131,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "weights cut short": (cut_the_weights, "weights_damaged", "model.safetensors"),
     "a missing tensor": (lose_a_tensor, "missing_tensor", "model.layers.1.mlp.up_proj.weight"),
     "a wrong shape": (turn_a_tensor, "wrong_shape", "model.norm.weight is (7,)"),
-    "a wrong dtype": (whole_numbers, "wrong_dtype", "torch.int8"),
+    "a wrong dtype": (whole_numbers, "wrong_dtype", "I8"),
     "a config that is not JSON": (lambda f: (f / "config.json").write_text("{"), "config_damaged", "config.json"),
     "a config that is a list": (lambda f: (f / "config.json").write_text("[]"), "config_damaged", "JSON object"),
     "no config": (lambda f: (f / "config.json").unlink(), "model_not_found", "config.json"),

@@ -13,6 +13,7 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 from django.contrib.sessions.backends.db import SessionStore
+from django.contrib.sessions.models import Session
 
 from optimizer.store import Lease
 from polymorph_web.accounts.models import Membership, User
@@ -190,7 +191,11 @@ async def deactivate(people: dict[str, User]) -> None:
     await database_sync_to_async(User.objects.filter(username="viewer").update)(is_active=False)
 
 
-@pytest.mark.parametrize("how", [remove, deactivate])
+async def sign_out(people: dict[str, User]) -> None:
+    await database_sync_to_async(Session.objects.all().delete)()
+
+
+@pytest.mark.parametrize("how", [remove, deactivate, sign_out])
 async def test_who_loses_access_is_closed_out_later(
     connect: Connect,
     held: tuple[Run, Lease],

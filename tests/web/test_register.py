@@ -18,6 +18,7 @@ from polymorph_web.accounts.models import Organisation, User
 from polymorph_web.audit.models import Entry
 from polymorph_web.endpoints.models import Endpoint
 from tests.conftest import write_tiny_model
+from tests.damage import cut_the_weights, lose_a_shard, whole_numbers
 from tests.web.gateway import Gateway
 
 As = Callable[[str], Client]
@@ -164,6 +165,12 @@ def damaged(folder: Path, how: str) -> None:
         config.unlink()
     elif how == "json":
         config.write_text(config.read_text()[:100])
+    elif how == "missing shard":
+        lose_a_shard(folder)
+    elif how == "cut short":
+        cut_the_weights(folder)
+    elif how == "whole numbers":
+        whole_numbers(folder)
     elif how == "dtype":
         config.write_text(config.read_text().replace("float32", "int3"))
 
@@ -174,6 +181,9 @@ def damaged(folder: Path, how: str) -> None:
         ("no config", "it has no config.json"),
         ("json", "cannot be read as JSON"),
         ("dtype", "torch_dtype 'int3' is not supported"),
+        ("missing shard", "lacks the shard model-00002-of-00002.safetensors"),
+        ("cut short", "model.safetensors cannot be read"),
+        ("whole numbers", "model.norm.weight holds I8"),
         ("architecture", "architecture 'MambaForCausalLM' is not supported"),
     ],
 )

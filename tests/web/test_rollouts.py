@@ -256,6 +256,14 @@ def test_a_canary_whose_server_crashes_goes_back_by_itself(
     returned(look(rollout), gateway, "The canary's server crashed.")
 
 
+def test_a_stable_server_that_fails_is_not_blamed_on_the_canary(rollout: Rollout, gateway: Gateway) -> None:
+    stable = server("stable", rollout.previous.artifact_hash, state="failed")
+    gateway.serves(stable, server("canary", rollout.version.artifact_hash), error="the stable server ended")
+    look(rollout)
+    gateway.status["error"] = ""
+    returned(rollout, gateway, "The stable version's server failed beside the canary")
+
+
 def test_a_canary_that_cannot_be_built_goes_back_by_itself(rollout: Rollout, gateway: Gateway) -> None:
     gateway.serves(server("stable", rollout.previous.artifact_hash), error="artefact damaged")
     look(rollout)
