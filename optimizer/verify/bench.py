@@ -34,6 +34,7 @@ class Bench:
     layers: int = 0
     pool_blocks: int = 96
     concurrency: int = 4
+    limit_s: float = 60.0  # for one answer of the host
     rigs: dict[str, Rig] = field(default_factory=dict)
     shapes: dict[str, Loaded] = field(default_factory=dict)
 
@@ -71,7 +72,9 @@ class Bench:
 
     def _rig(self, artifact: Artifact) -> Rig:
         if artifact.hash not in self.rigs:
-            self.rigs[artifact.hash] = Rig(self.host, artifact, self.layers, blocks=self.pool_blocks)
+            self.rigs[artifact.hash] = Rig(
+                self.host, artifact, self.layers, blocks=self.pool_blocks, timeout_s=self.limit_s
+            )
             self.shapes[artifact.hash] = self.rigs[artifact.hash].loaded
         return self.rigs[artifact.hash]
 

@@ -37,6 +37,7 @@ class Verifier:
     tolerance: str = "near"
     floor_s: float = 0.0
     concurrency: int = 4
+    limit_s: float = 60.0  # for one answer of a host
     control_caught: dict[str, bool] = field(default_factory=dict)
     on_checks: OnChecks = lambda checks: None
     between: Callable[[], None] = lambda: None  # called between checks; may raise to stop
@@ -78,7 +79,8 @@ class Verifier:
             return quality.judge(bench, reference, self.tolerance)
 
     def _bench(self, host: HostClient, candidate: Artifact, seed: int) -> Bench:
-        return Bench(host, candidate, self.baseline, self.config, self.text, seed, concurrency=self.concurrency)
+        shape = {"concurrency": self.concurrency, "limit_s": self.limit_s}
+        return Bench(host, candidate, self.baseline, self.config, self.text, seed, **shape)  # type: ignore[arg-type]
 
     def host(self, dtype: str, name: str) -> HostClient:
         kv = pool_bytes(self.config, dtype, 2048)

@@ -15,7 +15,7 @@ from optimizer.ledger import Cancelled, passed
 from optimizer.records import Check, Verdict
 from optimizer.verify import contamination, controls, integrity, serving
 from optimizer.verify.bench import Bench
-from optimizer.verify.faults import CONTROLS
+from optimizer.verify.faults import CONTROLS, Fault
 from optimizer.verify.runner import Verifier
 from tests.optimizer.conftest import rewritten
 
@@ -94,6 +94,26 @@ def test_a_candidate_that_ends_its_process_fails_with_its_reason(
     assert not passed(checks)
 
 
+HANGS = EXITS.replace("os._exit(7)", "exec('while True: pass')")
+HOARDS = EXITS.replace("os._exit(7)", "self.kept = [torch.ones(1 << 22) for _ in range(10_000)]")
+
+
+def test_a_candidate_that_hangs_fails_and_its_host_is_ended(
+    verifier: Verifier, artifacts: ArtifactStore, baseline: Artifact
+) -> None:
+    checks = replace(verifier, limit_s=2.0).verify(rewritten(artifacts, baseline, "hangs", HANGS))
+    assert checks[-1].verdict is Verdict.FAIL and "did not answer in time" in checks[-1].detail
+    assert len(checks) < len(contamination.CHECKS), "nothing is asked of a host that is gone"
+
+
+def test_a_candidate_that_hoards_memory_fails_and_its_host_is_ended(
+    verifier: Verifier, artifacts: ArtifactStore, baseline: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.client._physical_memory", lambda: 2 << 30)
+    checks = verifier.verify(rewritten(artifacts, baseline, "hoards", HOARDS))
+    assert checks[-1].verdict is Verdict.FAIL and "grew past 1.3 GB" in checks[-1].detail
+
+
 def test_a_candidate_that_raises_fails_those_checks_and_the_others_go_on(
     verifier: Verifier, artifacts: ArtifactStore, baseline: Artifact
 ) -> None:
@@ -151,6 +171,20 @@ def test_a_control_says_whether_its_own_check_caught_it(
 
     monkeypatch.setitem(contamination.CHECKS, "neighbours", blind)
     assert controls.check(verifier, host, None, "neighbours") is False
+
+
+def test_a_planted_fault_that_merely_crashes_was_not_caught(
+    verifier: Verifier, host: HostClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crash = Fault("crashes", "    def __call__(self, batch, kv):\n        raise RuntimeError('not what was planted')\n")
+    monkeypatch.setitem(controls.CONTROLS, "neighbours", crash)
+    assert controls.check(verifier, host, None, "neighbours") is False
+
+
+def test_every_check_catches_its_planted_fault(verifier: Verifier) -> None:
+    """As a run does it: hosts shared where the faults allow it."""
+    names = sorted(set(CONTROLS) - set(CLOCKED))
+    assert controls.run(verifier, names) == dict.fromkeys(names, True)
 
 
 @pytest.fixture

@@ -1,0 +1,77 @@
+"""A run that is killed in mid-search, gone on with, and carried through to its report: on real hosts and the real command."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from optimizer.file_store import FileStore
+from optimizer.records import MEASURED, State
+from tests.optimizer.scripted import SMALL, data_folder
+from tests.paths import ROOT
+
+BUDGET = "30s"
+LIMIT_S = 120
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    fixed = ["--data", str(folder / "data"), "--out", str(folder / "report.json")]
+    return [sys.executable, "-m", "optimizer", *fixed, *more]
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_run_goes_on_and_loses_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    data_folder(tmp_path / "data")
+    traffic = tmp_path / "small.json"
+    traffic.write_text(json.dumps(SMALL.to_json()))
+    asked = ["--model", str(tiny_model), "--traffic", str(traffic), "--dtype", "float32", "--threads", "1"]
+    first = subprocess.Popen(
+        command(tmp_path, *asked, "--budget", BUDGET),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert first.stdout is not None
+    found = re.search(r"--resume (\w+)", first.stdout.readline() + first.stdout.readline())
+    assert found
+    run, store = found[1], FileStore(tmp_path / "data")
+    try:
+        before = measured(store, run)
+        deadline = time.monotonic() + LIMIT_S
+        while len(before) < 2:
+            assert first.poll() is None and time.monotonic() < deadline, "it ended before it was killed"
+            time.sleep(0.1)
+            before = measured(store, run)
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait()
+        first.stdout.close()
+
+    second = subprocess.run(
+        command(tmp_path, "--resume", run), cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert second.returncode == 0, second.stdout + second.stderr
+    after = measured(store, run)
+    assert before.items() <= after.items(), "a measured candidate was lost or measured again"
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["run_id"] == run and report["outcome"] in ("succeeded", "no_gain")
+    assert store.load(run).report == report
+    assert report["counts"]["tier1"] >= len({key[0] for key in before})
+
+
+def measured(store: FileStore, run: str) -> dict[tuple[str, int], str]:
+    """What was measured so far, by artefact and tier."""
+    rows = store.load(run).experiments
+    return {
+        (e.artifact_hash, e.tier): json.dumps(asdict(e), sort_keys=True) for e in rows if State(e.state) in MEASURED
+    }
