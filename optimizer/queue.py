@@ -32,6 +32,7 @@ class ProposalQueue:
     waiting: list[Waiting] = field(default_factory=list)
     duplicates: int = 0
     _turn: int = 0
+    _tuned: bool = False  # whether what was taken last is of a source that had been measured
 
     def restore(self, proposals: Iterable[Proposal]) -> None:
         """Proposals of an earlier attempt that were claimed and never measured: they go first."""
@@ -70,19 +71,21 @@ class ProposalQueue:
     ) -> Waiting | None:
         """The proposal worth most: a focus or mechanism not yet measured first, then the best that may come of it.
 
-        A mechanism that was measured already gives way to a new one that promises nearly as much.
+        Tuning what was measured takes turns with sources that were not: the best program's neighbours always promise
+        most, and something better may lie elsewhere.
         """
         if not self.waiting:
             return None
         foci = Counter(p.focus for p in measured)
         mechanisms = Counter(p.mechanism for p in measured)
 
-        def worth(w: Waiting) -> tuple[bool, float]:
+        def worth(w: Waiting) -> tuple[bool, bool, float]:
             new_ground = not foci[w.proposal.focus] or not mechanisms[w.proposal.mechanism]
-            return new_ground, predict(w.proposal).high * (1.0 if w.source_hash in tried else 1.15)
+            return new_ground, self._tuned and w.source_hash not in tried, predict(w.proposal).high
 
         best = max(self.waiting, key=worth)
         self.waiting.remove(best)
+        self._tuned = best.source_hash in tried
         return best
 
     def _in_turn(self) -> list[Agent]:

@@ -85,9 +85,7 @@ def histogram_figure(info: Histogram, title: str, tone: str) -> Figure:
     return {
         "data": [bars],
         "layout": fig.layout(
-            fig.axis(
-                f"{title} (tokens)", type="log", dtick="D2" if high - low < 1.2 else 1, range=[low - pad, high + pad]
-            ),
+            fig.axis(f"{title} (tokens)", type="log", tickvals=_doublings(low, high), range=[low - pad, high + pad]),
             fig.axis("", tickformat=".0%", nticks=4),
             legend=False,
             shapes=marks,
@@ -95,6 +93,12 @@ def histogram_figure(info: Histogram, title: str, tone: str) -> Figure:
             bargap=0,
         ),
     }
+
+
+def _doublings(low: float, high: float) -> list[int]:
+    """Powers of two between two common logarithms, few enough to be read beside each other."""
+    first, last = math.ceil(low * math.log2(10)), math.floor(high * math.log2(10))
+    return [2**n for n in range(first, last + 1, 1 + (last - first) // 6)]
 
 
 def histogram_chart(chart_id: str, title: str, lengths: Sequence[int]) -> Chart:

@@ -119,6 +119,7 @@ def frontier_figure(info: Frontier) -> Figure:
                 marker={"size": 8, "symbol": _symbol(side)},
                 text=[str(v) for v in c.conc],
                 textposition="top center",
+                cliponaxis=False,
                 textfont={"size": 10, "color": "var(--text-2)"},
                 hovertemplate="%{y:.1f} tok/s · %{x:.1f} tok/s/user at concurrency %{text}<extra>" + name + "</extra>",
             )

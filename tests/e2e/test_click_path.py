@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.e2e.click_path import Walk, ask, chromium, stable_server
@@ -40,10 +41,20 @@ def page(browser: Browser) -> Iterator[Page]:
     context.close()
 
 
+def look(page: Page, name: str) -> None:
+    """What holds on every page: nothing lies outside a phone's width, and axe finds nothing."""
+    page.set_viewport_size({"width": 360, "height": 780})
+    width = page.evaluate("document.documentElement.scrollWidth")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    assert width <= 360, f"{name} is {width} px wide on a phone"
+    found = Axe().run(page).response["violations"]
+    assert not found, f"{name}: " + "; ".join(f"{v['help']}: {v['nodes'][0]['html'][:200]}" for v in found)
+
+
 def test_the_whole_click_path(page: Page, product: Product, browser: Browser) -> None:
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
-    walk = Walk(page, product)
+    walk = Walk(page, product, look)
     walk.sign_in()
     walk.open_endpoint()
     walk.try_it("baseline")

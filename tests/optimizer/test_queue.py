@@ -91,15 +91,15 @@ def test_new_ground_goes_before_promise() -> None:
     assert waiting.take(predict, measured, set()) is None
 
 
-def test_a_mechanism_that_was_tried_gives_way_to_one_that_promises_nearly_as_much() -> None:
-    tried, new = proposal("tried"), proposal("new")
-    sources = {mechanism_hash(tried)}
-    for promise, first in ((1.10, "new"), (1.30, "tried")):
-        waiting, _ = queue()
-        waiting.add(tried)
-        waiting.add(new)
-        taken = waiting.take(worth({"tried": promise, "new": 1.0}), [proposal("old")], sources)
-        assert taken and taken.proposal.name == first
+def test_tuning_takes_turns_with_what_was_not_measured() -> None:
+    promise = {"tuned0": 4.0, "tuned1": 3.9, "tuned2": 3.8, "new0": 1.2, "new1": 1.1}
+    proposals = {name: proposal(name) for name in promise}
+    sources = {mechanism_hash(p) for name, p in proposals.items() if name.startswith("tuned")}
+    waiting, _ = queue()
+    for p in proposals.values():
+        waiting.add(p)
+    taken = [waiting.take(worth(promise), [proposal("old")], sources) for _ in promise]
+    assert [w.proposal.name for w in taken if w] == ["tuned0", "new0", "tuned1", "new1", "tuned2"]
 
 
 def test_what_an_earlier_attempt_claimed_is_waiting_again() -> None:
