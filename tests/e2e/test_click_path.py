@@ -13,7 +13,7 @@ from tests.e2e.click_path import Walk, ask, chromium, stable_server
 from tests.e2e.product import Product, running_product
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1500)]
-MINUTES = 2.5
+MINUTES = 2.0
 MAKE_STRANGER = (
     "from polymorph_web.accounts.models import *;"
     "u = User.objects.create_user('stranger'); o = Organisation.objects.create(name='Other', slug='other');"

@@ -19,7 +19,7 @@ from optimizer.records import MEASURED, State
 from tests.optimizer.scripted import SMALL, data_folder
 from tests.paths import ROOT
 
-BUDGET = "30s"
+BUDGET = "20s"
 LIMIT_S = 120
 
 
