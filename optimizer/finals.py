@@ -67,6 +67,10 @@ class Finals:
 
     def _first(self, finalists: Sequence[Tried]) -> tuple[Won, EndToEnd]:
         """The first finalist that is verified and measured. Raises NoFinalist."""
+        if not finalists and not self.ledger.counts()["tier1"]:
+            raise NoFinalist(
+                "The time was up before any candidate was measured: give the run more of it. The baseline stays."
+            )
         if not finalists:
             raise NoFinalist(
                 "No candidate beat the baseline by more than the noise of this machine. The baseline stays."

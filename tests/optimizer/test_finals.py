@@ -123,8 +123,14 @@ def run(tiny_model: Path, tmp_path: Path, scene: Scene, monkeypatch: pytest.Monk
 def test_without_a_finalist_the_end_is_calm(run: Harness) -> None:
     report = run.conclude()
     assert report["outcome"] == "no_gain" and report["speedup"] is None and report["winner"] is None
-    assert report["reason"].endswith("The baseline stays.")
+    assert report["reason"].startswith("The time was up before any candidate was measured")
     assert run.phases() == ["report"] and run.jobs == []
+
+
+def test_no_gain_of_those_measured_is_told_as_that(run: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = run.ledger.counts() | {"tier1": 3}
+    monkeypatch.setattr(run.ledger, "counts", lambda: counts)
+    assert run.conclude()["reason"].startswith("No candidate beat the baseline by more than the noise")
 
 
 def test_the_first_that_is_verified_is_measured_and_wins(run: Harness) -> None:
