@@ -5,7 +5,7 @@ Everything measured is stored before it is acted on; a run that was killed goes 
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ class Search:
             lab.time_steps(*[t.candidate.artifact_hash for t in session.finalists()[:MAX_FINALISTS]])
         finally:
             lab.close()
-        finals = Finals(self.config, self.budget, scene, lab, ledger)
+        finals = Finals(self.config, session.budget, scene, lab, ledger)
         report = finals.conclude(session.finalists())
         ledger.store.put_report(ledger.lease, report)
         self._end(ledger, report["outcome"], report["reason"], report.get("speedup"))
@@ -110,6 +110,7 @@ class Session:
         self.cut_short: list[Experiment] = []  # an earlier attempt ended before it judged these
 
     def search(self) -> None:
+        self.budget = replace(self.budget, search_began_s=self.ledger.elapsed())
         for sentence in limits(self.agents, self.view()):
             self.ledger.log(sentence)
         self.go_on()

@@ -63,3 +63,9 @@ def test_every_budget_leaves_time_for_search_verification_and_measurement(total:
     budget = Budget(total)
     assert budget.search_end_s > 0.4 * total
     assert budget.search_end_s + budget.verify_s + budget.measure_s == pytest.approx(total)
+
+
+@pytest.mark.parametrize("total", [60, 300])
+def test_a_long_profile_leaves_the_search_its_quarter(total: float) -> None:
+    assert Budget(total, search_began_s=total).search_end_s == pytest.approx(1.25 * total)
+    assert Budget(total, search_began_s=1.0).search_end_s == Budget(total).search_end_s

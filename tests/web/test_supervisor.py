@@ -120,10 +120,10 @@ def test_what_does_not_end_is_killed(supervisor: Supervisor) -> None:
 
 
 def test_the_signal_that_a_program_wants_ends_it(supervisor: Supervisor) -> None:
-    supervisor.start(python("worker", STUBBORN, stop=signal.SIGQUIT))
+    supervisor.start(python("worker", STUBBORN, stop=signal.SIGUSR1, patience_s=60))
     until(lambda: supervisor.log("worker").read_text())
     supervisor.stop()
-    assert supervisor.running["worker"].process.returncode == -signal.SIGQUIT
+    assert supervisor.running["worker"].process.returncode == -signal.SIGUSR1
 
 
 PARENT = """
