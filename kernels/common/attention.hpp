@@ -10,7 +10,8 @@
 // one: the arithmetic is the same, so chunked and whole prefill, and any batch and thread count, agree to the bit.
 // Nothing past a token's own position reaches its result, whatever bits lie there.
 #pragma once
-#include "gemm.hpp"
+#include "team.hpp"
+#include "tile.hpp"
 
 #ifndef PM_SPAN
 #define PM_SPAN 256

@@ -10,10 +10,16 @@ extern "C" {
 int64_t weight_layout() { return PM_LAYOUT; }
 int64_t panel_columns() { return PANEL; }
 int64_t instruction_set() { return PM_ISA; }
-int64_t packed_size(int64_t n, int64_t k) { return packed_elements(n, k); }
+int64_t weight_bits() { return PM_WEIGHT_BITS; }
+#if PM_WEIGHT_BITS == 16
+int64_t weight_group() { return 0; }
+#else
+int64_t weight_group() { return PM_GROUP; }
+#endif
+int64_t packed_size(int64_t n, int64_t k) { return packed_bytes(n, k); }  // bytes
 
-// Copies w[n, k] into the panel layout at out[packed_size(n, k)].
-void pack_matrix(const bf16* w, int64_t n, int64_t k, bf16* out, int64_t threads) {
+// Copies w[n, k] into the panel layout at out, packed_size(n, k) bytes.
+void pack_matrix(const bf16* w, int64_t n, int64_t k, Weight* out, int64_t threads) {
   parallel(int(threads), [&](int id, int count) {
     const Range r = share(padded_n(n) / PANEL, id, count);
     pack_panels(w, n, k, out, r.begin, r.end);

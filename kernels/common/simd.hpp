@@ -114,6 +114,25 @@ static inline V dot2(V acc, W a, W b) {                                         
 #endif
 }
 
+// I: 16 sums of int32. dot4 adds to each the products of four unsigned bytes (weights) and four signed ones (inputs).
+using I = __m512i;
+static inline void vstore_int8(int8_t* p, V a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a))); }  // whole numbers
+static inline I iset(int x) { return _mm512_set1_epi32(x); }
+static inline V ifloat(I a) { return _mm512_cvtepi32_ps(a); }
+static inline I bload(const uint8_t* p) { return _mm512_loadu_si512(p); }
+static inline I bquad(uint32_t quad) { return _mm512_set1_epi32(int(quad)); }
+static inline I low_nibbles(I a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
+static inline I high_nibbles(I a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
+static inline I dot4(I acc, I weights, I inputs) {
+#if PM_ISA >= 4 && defined(__AVX512VNNI__)
+  asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(weights), "v"(inputs));  // of the intrinsic, GCC 12 keeps a loop's sums in memory
+  return acc;
+#else  // even and odd bytes as 16-bit numbers: the one-step byte product saturates
+  const I even = _mm512_madd_epi16(_mm512_and_si512(weights, _mm512_set1_epi16(255)), _mm512_srai_epi16(_mm512_slli_epi16(inputs, 8), 8));
+  return _mm512_add_epi32(acc, _mm512_add_epi32(even, _mm512_madd_epi16(_mm512_srli_epi16(weights, 8), _mm512_srai_epi16(inputs, 8))));
+#endif
+}
+
 #elif PM_ISA == 2
 
 struct V {
@@ -198,6 +217,26 @@ static inline __m256 dot2_half(__m256 acc, __m256i a, __m256i b) {
   return _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(a, high)), _mm256_castsi256_ps(_mm256_and_si256(b, high)), acc);
 }
 static inline V dot2(V acc, W a, W b) { return {dot2_half(acc.a, a.a, b.a), dot2_half(acc.b, a.b, b.b)}; }
+using I = W;
+static inline void vstore_int8(int8_t* p, V x) {  // whole numbers
+  int32_t t[16];
+  _mm256_storeu_si256((__m256i*)t, _mm256_cvtps_epi32(x.a)), _mm256_storeu_si256((__m256i*)(t + 8), _mm256_cvtps_epi32(x.b));
+  for (int i = 0; i < 16; i++) p[i] = int8_t(t[i]);
+}
+static inline I iset(int x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+static inline V ifloat(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+static inline I bload(const uint8_t* p) { return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))}; }
+static inline I bquad(uint32_t quad) { return iset(int(quad)); }
+static inline I low_nibbles(I x) {
+  const __m256i m = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
+}
+static inline I high_nibbles(I x) { return low_nibbles({_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)}); }
+static inline __m256i dot4_half(__m256i acc, __m256i weights, __m256i inputs) {
+  const __m256i even = _mm256_madd_epi16(_mm256_and_si256(weights, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(inputs, 8), 8));
+  return _mm256_add_epi32(acc, _mm256_add_epi32(even, _mm256_madd_epi16(_mm256_srli_epi16(weights, 8), _mm256_srai_epi16(inputs, 8))));
+}
+static inline I dot4(I acc, I weights, I inputs) { return {dot4_half(acc.a, weights.a, inputs.a), dot4_half(acc.b, weights.b, inputs.b)}; }
 
 #else
 
@@ -260,6 +299,39 @@ static inline W wlow(W w) {
 }
 static inline V dot2(V acc, W a, W b) {
   PM_EACH(acc.v[i] + to_float(a.v[2 * i]) * to_float(b.v[2 * i]) + to_float(a.v[2 * i + 1]) * to_float(b.v[2 * i + 1]));
+}
+struct I {
+  union {
+    int32_t v[16];
+    uint8_t b[64];
+  };
+};
+static inline void vstore_int8(int8_t* p, V a) {  // whole numbers
+  for (int i = 0; i < 16; i++) p[i] = int8_t(a.v[i]);
+}
+static inline I iset(int x) {
+  I r;
+  for (int32_t& v : r.v) v = x;
+  return r;
+}
+static inline V ifloat(I a) { PM_EACH(float(a.v[i])); }
+static inline I bload(const uint8_t* p) {
+  I r;
+  std::memcpy(r.b, p, 64);
+  return r;
+}
+static inline I bquad(uint32_t quad) { return iset(int(quad)); }
+static inline I low_nibbles(I a) {
+  for (uint8_t& b : a.b) b &= 15;
+  return a;
+}
+static inline I high_nibbles(I a) {
+  for (uint8_t& b : a.b) b >>= 4;
+  return a;
+}
+static inline I dot4(I acc, I weights, I inputs) {
+  for (int i = 0; i < 64; i++) acc.v[i / 4] += int(weights.b[i]) * int(int8_t(inputs.b[i]));
+  return acc;
 }
 #undef PM_EACH
 

@@ -1,11 +1,14 @@
 // One whole forward step of a Llama-family model over a paged cache: any number of rows, decode, prefill and mixed.
 //
-// bf16 weights and cache, float32 residual and sums, float32 logits. One parallel region a step; every thread owns a share of
+// bf16 or integer weights, bf16 cache, float32 residual and sums, float32 logits. One parallel region a step; every thread owns a share of
 // each matrix's panels, and barriers part the phases of a layer:
 //   norm + qkv | rope + cache write | attention | out projection + residual | norm + gate/up | down projection + residual
 // The residual stays float32 from the embedding to the last norm. With few rows each thread norms all of them for itself
-// (no barrier, and the bf16 input stays in its own L1); with many the rows are shared out.
+// (no barrier, and the input stays in its own L1); with many the rows are shared out. The last layer ends with the rows whose
+// logits are asked for.
 // A row's result does not depend on the other rows, their number, the thread count or the chunking.
+#include <initializer_list>
+
 #include "../common/attention.hpp"
 #include "../common/exports.hpp"
 
@@ -19,7 +22,8 @@
 extern "C" {
 
 struct LayerWeights {  // matrices in the layout of `pack_matrix`, or plain rows when `weight_layout()` is 0
-  const bf16 *attention_norm, *q, *k, *v, *o, *mlp_norm, *gate, *up, *down;
+  const bf16 *attention_norm, *mlp_norm;
+  const Weight *q, *k, *v, *o, *gate, *up, *down;
   const bf16 *q_bias, *k_bias, *v_bias;  // null without biases
 };
 
@@ -27,7 +31,8 @@ struct ModelWeights {
   int64_t layers, hidden, ffn, heads, kv_heads, head_dim, vocab, block_size, threads;
   double norm_eps, attention_scale;
   const LayerWeights* layer;  // [layers]
-  const bf16 *embedding, *final_norm, *head;  // embedding: plain rows [vocab, hidden]
+  const bf16 *embedding, *final_norm;  // embedding: plain rows [vocab, hidden]
+  const Weight* head;
   const float *cos, *sin;  // [positions, head_dim / 2]
 };
 
@@ -46,11 +51,18 @@ namespace {
 
 struct Buffers {
   float *residual, *qkv;
-  bf16 *normed, *q, *attended, *inner, *last;
+  bf16 *normed, *q, *attended, *inner;
+  Input* encoded;  // inputs of a product as its weights' format wants them; unused with bf16 weights
   Attention attention;
   std::atomic<int>* next_unit;  // [layers]
-  int64_t residual_stride, x_stride, qkv_stride, attended_stride, inner_stride, k_column, v_column, copies, last_copies, bytes;
+  int64_t residual_stride, x_stride, qkv_stride, attended_stride, inner_stride, k_column, v_column, encoded_rows, bytes;
 };
+
+int64_t most_input(const ModelWeights& m) {  // widest encoded row
+  int64_t most = 0;
+  for (const int64_t k : {m.hidden, m.heads * m.head_dim, m.ffn}) most = input_stride(k) > most ? input_stride(k) : most;
+  return most;
+}
 
 Buffers lay_out(const ModelWeights& m, const StepInput& s) {
   Buffers b = {};
@@ -63,15 +75,15 @@ Buffers lay_out(const ModelWeights& m, const StepInput& s) {
   b.qkv_stride = b.v_column + padded_n(kv_width);
   b.attended_stride = padded_k(attention_width);
   b.inner_stride = padded_k(padded_n(m.ffn));
-  b.copies = s.rows <= PM_OWN_NORM_ROWS ? threads : 1;
-  b.last_copies = s.logits <= PM_OWN_NORM_ROWS ? threads : 1;
-  b.residual = bump.take<float>(s.rows * b.residual_stride);
+  b.residual = bump.take<float>((s.rows + s.logits) * b.residual_stride);  // after all rows, those whose logits are asked for
   b.qkv = bump.take<float>(s.rows * b.qkv_stride);
-  b.normed = bump.take<bf16>(b.copies * s.rows * b.x_stride);
-  b.last = bump.take<bf16>(b.last_copies * s.logits * b.x_stride);
+  b.encoded_rows = s.rows > s.logits ? s.rows : s.logits;
+  const int64_t copies = s.rows <= PM_OWN_NORM_ROWS || s.logits <= PM_OWN_NORM_ROWS ? threads : 1;
+  b.normed = bump.take<bf16>(copies * b.encoded_rows * b.x_stride);
+  if (PM_WEIGHT_BITS != 16) b.encoded = bump.take<Input>(copies * b.encoded_rows * most_input(m));
   b.q = bump.take<bf16>(s.rows * attention_width);
-  b.attended = bump.take<bf16>(s.rows * b.attended_stride);
-  b.inner = bump.take<bf16>(s.rows * b.inner_stride);
+  b.attended = bump.take<bf16>((s.rows + s.logits) * b.attended_stride);
+  b.inner = bump.take<bf16>(b.encoded_rows * b.inner_stride);
   b.next_unit = bump.take<std::atomic<int>>(m.layers);
   Attention& a = b.attention;
   a.cache = {nullptr, nullptr, s.block_stride, int(m.block_size), int(m.kv_heads), int(m.head_dim)};
@@ -89,7 +101,7 @@ Buffers lay_out(const ModelWeights& m, const StepInput& s) {
 class Step {  // one thread's view of a running step
  public:
   Step(const ModelWeights& m, const StepInput& s, Buffers& b, Barrier& barrier, int id, int threads)
-      : m_(m), s_(s), b_(b), barrier_(barrier), id_(id), threads_(threads) {}
+      : m_(m), s_(s), b_(b), barrier_(barrier), id_(id), threads_(threads), live_{s.rows, b.residual, b.attended} {}
 
   void run() {
     embed();
@@ -99,8 +111,15 @@ class Step {  // one thread's view of a running step
   }
 
  private:
+  struct Rows {  // those that the rest of a layer works on: all, or in the last layer the ones whose logits are asked for
+    int64_t count;
+    float* residual;
+    bf16* attended;
+  };
+
   void wait() { barrier_.wait(threads_); }
   Range mine(int64_t count) const { return share(count, id_, threads_); }
+  bool own(int64_t rows) const { return threads_ == 1 || rows <= PM_OWN_NORM_ROWS; }
 
   void embed() {
     const Range r = mine(s_.rows);
@@ -124,23 +143,52 @@ class Step {  // one thread's view of a running step
     for (int64_t i = n; i < b_.x_stride; i++) out[i] = 0;
   }
 
-  // The normed rows that this thread may read: its own copy when rows are few, else the shared one.
-  const bf16* normed(const bf16* weight) {
-    const bool own = s_.rows <= PM_OWN_NORM_ROWS;
-    bf16* to = b_.normed + (own ? id_ * s_.rows * b_.x_stride : 0);
-    const Range r = own ? Range{0, s_.rows} : mine(s_.rows);
-    for (int64_t row = r.begin; row < r.end; row++) norm_row(b_.residual + row * b_.residual_stride, weight, to + row * b_.x_stride);
-    if (!own) wait();
+  // A product's inputs: `make(row)` gives row `row` as bf16, of which this thread may read all afterwards. With few rows each
+  // thread makes and encodes all of them for itself, which spares a barrier; with many they are shared out.
+  template <class Make>
+  const Input* inputs(int64_t rows, int64_t k, Make&& make, const bf16* plain) {
+    const Range r = own(rows) ? Range{0, rows} : mine(rows);
+#if PM_WEIGHT_BITS == 16
+    for (int64_t row = r.begin; row < r.end; row++) make(row);
+    if (!own(rows)) wait();
+    (void)k;
+    return plain;
+#else
+    Input* to = b_.encoded + (own(rows) ? id_ * b_.encoded_rows * most_input(m_) : 0);
+    for (int64_t row = r.begin; row < r.end; row++) encode(make(row), k, to + row * input_stride(k));
+    if (!own(rows)) wait();
+    (void)plain;
     return to;
+#endif
   }
+
+  const Input* normed(const Rows& rows, const bf16* weight) {
+    bf16* to = b_.normed + (own(rows.count) ? id_ * b_.encoded_rows * b_.x_stride : 0);
+    const auto make = [&](int64_t row) {
+      norm_row(rows.residual + row * b_.residual_stride, weight, to + row * b_.x_stride);
+      return to + row * b_.x_stride;
+    };
+    return inputs(rows.count, m_.hidden, make, to);
+  }
+
+  // Rows that all threads have written before a barrier.
+  const Input* ready(const bf16* rows, int64_t stride, int64_t count, int64_t k) {
+#if PM_WEIGHT_BITS == 16
+    (void)stride, (void)count, (void)k;
+    return rows;
+#else
+    return inputs(count, k, [&](int64_t row) { return rows + row * stride; }, rows);
+#endif
+  }
+  int64_t stride(int64_t plain, int64_t k) const { return PM_WEIGHT_BITS == 16 ? plain : input_stride(k); }
 
   void fetch_ahead(const Matrix& w) const {
     if (!PM_NEXT_PREFETCH) return;
-    const char* p = (const char*)(w.data + mine(w.panels()).begin * PANEL * (PM_LAYOUT ? round_up(w.k, 2) : w.k));
+    const char* p = (const char*)(w.data + mine(w.panels()).begin * panel_elements(w.k));
     for (int64_t at = 0; at < PM_NEXT_PREFETCH; at += 64) prefetch(p + at);
   }
 
-  void project(const bf16* x, const LayerWeights& w) {
+  void project(const Input* x, const LayerWeights& w) {
     const Matrix parts[3] = {{w.q, m_.heads * m_.head_dim, m_.hidden}, {w.k, m_.kv_heads * m_.head_dim, m_.hidden}, {w.v, m_.kv_heads * m_.head_dim, m_.hidden}};
     const int64_t columns[3] = {0, b_.k_column, b_.v_column};
     const Range r = mine(parts[0].panels() + parts[1].panels() + parts[2].panels());
@@ -148,7 +196,7 @@ class Step {  // one thread's view of a running step
     for (int i = 0; i < 3; i++) {
       const int64_t count = parts[i].panels(), begin = r.begin - first, end = r.end - first;
       float* to = b_.qkv + columns[i];
-      matmul(x, b_.x_stride, s_.rows, parts[i], {begin > 0 ? begin : 0, end < count ? end : count},
+      matmul(x, stride(b_.x_stride, m_.hidden), s_.rows, parts[i], {begin > 0 ? begin : 0, end < count ? end : count},
              [&](int64_t row, int64_t c, V y) { vstore(to + row * b_.qkv_stride + c, y); });
       first += count;
     }
@@ -191,18 +239,31 @@ class Step {  // one thread's view of a running step
     for (int64_t u = b_.next_unit[l].fetch_add(1, std::memory_order_relaxed); u < a.units(); u = b_.next_unit[l].fetch_add(1, std::memory_order_relaxed)) a.run(u);
   }
 
-  void add_to_residual(const bf16* x, int64_t stride, const Matrix& w) {
-    matmul(x, stride, s_.rows, w, mine(w.panels()), [&](int64_t row, int64_t c, V y) {
-      float* to = b_.residual + row * b_.residual_stride + c;
+  void add_to_residual(const Rows& rows, const Input* x, int64_t ldx, const Matrix& w) {
+    matmul(x, ldx, rows.count, w, mine(w.panels()), [&](int64_t row, int64_t c, V y) {
+      float* to = rows.residual + row * b_.residual_stride + c;
       vstore(to, vadd(vload(to), y));
     });
   }
 
+  // Once the last layer's keys and values are written, only the rows whose logits are asked for matter: they are put together.
+  void keep_asked() {
+    const Rows asked = {s_.logits, b_.residual + s_.rows * b_.residual_stride, b_.attended + s_.rows * b_.attended_stride};
+    const Range r = mine(s_.logits);
+    for (int64_t i = r.begin; i < r.end; i++) {
+      std::memcpy(asked.residual + i * b_.residual_stride, b_.residual + s_.logit_rows[i] * b_.residual_stride, sizeof(float) * size_t(b_.residual_stride));
+      std::memcpy(asked.attended + i * b_.attended_stride, b_.attended + s_.logit_rows[i] * b_.attended_stride, sizeof(bf16) * size_t(b_.attended_stride));
+    }
+    live_ = asked;
+    wait();
+  }
+
   void layer(int64_t l) {
     const LayerWeights& w = m_.layer[l];
-    const Matrix o = {w.o, m_.hidden, m_.heads * m_.head_dim}, gate = {w.gate, m_.ffn, m_.hidden}, up = {w.up, m_.ffn, m_.hidden};
+    const int64_t width = m_.heads * m_.head_dim;
+    const Matrix o = {w.o, m_.hidden, width}, gate = {w.gate, m_.ffn, m_.hidden}, up = {w.up, m_.ffn, m_.hidden};
     const Matrix down = {w.down, m_.hidden, m_.ffn};
-    project(normed(w.attention_norm), w);
+    project(normed(live_, w.attention_norm), w);
     if (id_ == 0) b_.attention.cache.keys = s_.keys[l], b_.attention.cache.values = s_.values[l];
     wait();
     const int64_t each = m_.heads + m_.kv_heads;
@@ -212,26 +273,23 @@ class Step {  // one thread's view of a running step
     attend(l);
     fetch_ahead(o);
     wait();
-    add_to_residual(b_.attended, b_.attended_stride, o);
+    if (l + 1 == m_.layers) keep_asked();
+    add_to_residual(live_, ready(live_.attended, b_.attended_stride, live_.count, width), stride(b_.attended_stride, width), o);
     fetch_ahead(gate);
     wait();
-    const bf16* x = normed(w.mlp_norm);
-    matmul_pair(x, b_.x_stride, s_.rows, gate, up, mine(gate.panels()),
+    const Input* x = normed(live_, w.mlp_norm);
+    matmul_pair(x, stride(b_.x_stride, m_.hidden), live_.count, gate, up, mine(gate.panels()),
                 [&](int64_t row, int64_t c, V g, V u) { vstore_bf16(b_.inner + row * b_.inner_stride + c, vmul(vsilu(g), u)); });
     fetch_ahead(down);
     wait();
-    add_to_residual(b_.inner, b_.inner_stride, down);
+    add_to_residual(live_, ready(b_.inner, b_.inner_stride, live_.count, m_.ffn), stride(b_.inner_stride, m_.ffn), down);
     wait();
   }
 
   void logits() {
-    const bool own = b_.last_copies > 1 || threads_ == 1;
-    bf16* x = b_.last + (own ? id_ * s_.logits * b_.x_stride : 0);
-    const Range r = own ? Range{0, s_.logits} : mine(s_.logits);
-    for (int64_t i = r.begin; i < r.end; i++) norm_row(b_.residual + s_.logit_rows[i] * b_.residual_stride, m_.final_norm, x + i * b_.x_stride);
-    if (!own) wait();
     const Matrix head = {m_.head, m_.vocab, m_.hidden};
-    matmul(x, b_.x_stride, s_.logits, head, mine(head.panels()), [&](int64_t row, int64_t c, V y) {
+    const Input* x = normed(live_, m_.final_norm);
+    matmul(x, stride(b_.x_stride, m_.hidden), s_.logits, head, mine(head.panels()), [&](int64_t row, int64_t c, V y) {
       if (c < m_.vocab) vstore_first(s_.out + row * m_.vocab + c, y, int(m_.vocab - c < LANES ? m_.vocab - c : LANES));
     });
   }
@@ -241,6 +299,7 @@ class Step {  // one thread's view of a running step
   Buffers& b_;
   Barrier& barrier_;
   const int id_, threads_;
+  Rows live_;
 };
 
 }  // namespace
@@ -268,7 +327,7 @@ void forward_step(const ModelWeights* m, const StepInput* s) {
   for (int64_t i = 0; i < s->sequences * m->kv_heads; i++) b.attention.done[i].store(0, std::memory_order_relaxed);
   b.attention.plan();
   const int64_t width = m->heads * m->head_dim, inner = padded_n(m->ffn);
-  for (int64_t r = 0; r < s->rows; r++) {  // padding that is multiplied by zero weights must be finite
+  for (int64_t r = 0; r < b.encoded_rows; r++) {  // padding that is multiplied by zero weights must be finite
     std::memset(b.attended + r * b.attended_stride + width, 0, sizeof(bf16) * size_t(b.attended_stride - width));
     std::memset(b.inner + r * b.inner_stride + inner, 0, sizeof(bf16) * size_t(b.inner_stride - inner));
   }

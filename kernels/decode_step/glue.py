@@ -10,7 +10,7 @@ import torch
 
 
 class LayerWeights(ctypes.Structure):
-    names = ("attention_norm", "q", "k", "v", "o", "mlp_norm", "gate", "up", "down", "q_bias", "k_bias", "v_bias")
+    names = ("attention_norm", "mlp_norm", "q", "k", "v", "o", "gate", "up", "down", "q_bias", "k_bias", "v_bias")
     _fields_ = [(name, ctypes.c_void_p) for name in names]
 
 
@@ -64,7 +64,7 @@ class WholeStep:
 
     def __init__(self, library, config, weights, threads, memo, block_size=32):
         self.library, self.config, self.block_size = library, config, block_size
-        for name in ("packed_size", "scratch_bytes", "weight_layout", "panel_columns"):
+        for name in ("packed_size", "scratch_bytes", "weight_layout", "panel_columns", "weight_bits", "weight_group"):
             getattr(library, name).restype = ctypes.c_int64
         library.unsupported.restype = ctypes.c_char_p
         self.keep = []  # tensors that the C side points into
@@ -100,18 +100,19 @@ class WholeStep:
 
     def layout(self, memo, weights, threads):
         """All matrices packed into one allocation, kept under a key that names the layout."""
-        key = f"panels of {self.library.panel_columns()}"
+        library = self.library
+        key = f"panels of {library.panel_columns()}, {library.weight_bits()} bits, groups of {library.weight_group()}"
         return memo(key, lambda: self.pack(self.matrix_names(weights), weights, threads))
 
     def pack(self, names, weights, threads):
         i64, sizes = ctypes.c_int64, {}
         for name in names:
             rows, columns = weights[name].shape
-            sizes[name] = (self.library.packed_size(i64(rows), i64(columns)) + 31) // 32 * 32
-        huge = 1 << 20  # elements in 2 MB: a start on a large page
-        arena = torch.empty(sum(sizes.values()) + 2 * huge, dtype=torch.bfloat16)
-        at, packed = -(arena.data_ptr() // 2) % huge, {}
-        self.library.use_large_pages(ctypes.c_void_p(arena.data_ptr()), i64(arena.numel() * 2))
+            sizes[name] = (self.library.packed_size(i64(rows), i64(columns)) + 63) // 64 * 64
+        huge = 2 << 20  # bytes of a large page
+        arena = torch.empty(sum(sizes.values()) + 2 * huge, dtype=torch.uint8)
+        at, packed = -arena.data_ptr() % huge, {}
+        self.library.use_large_pages(ctypes.c_void_p(arena.data_ptr()), i64(arena.numel()))
         for name in names:
             source, to = weights[name].contiguous(), arena[at : at + sizes[name]]
             self.check(source, torch.bfloat16)

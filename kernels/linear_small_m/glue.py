@@ -29,7 +29,7 @@ class PackedLinear:
 
     def packed(self, weight):
         i64 = ctypes.c_int64
-        out = torch.empty(self.library.packed_size(i64(self.n), i64(self.k)), dtype=torch.bfloat16)
+        out = torch.empty(self.library.packed_size(i64(self.n), i64(self.k)), dtype=torch.uint8)
         self.library.use_large_pages(ctypes.c_void_p(out.data_ptr()), i64(out.nbytes))
         self.library.pack_matrix(
             ctypes.c_void_p(weight.data_ptr()),
