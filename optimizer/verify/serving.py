@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from engine.core import Engine
+from engine.scheduler import SchedulerConfig
 from engine.sequence import GenerationRequest, SamplingParams
 from engine.wire import Fill
 from optimizer.measure.rig import Tokens
@@ -89,10 +90,11 @@ def pressing(bench: Bench) -> list[Tokens]:
 
 
 def open_engine(bench: Bench) -> Engine:
-    """A fresh pool of exactly seven blocks."""
+    """A fresh pool of exactly seven blocks. Without drafts, which make the shapes of steps depend on what is said."""
     kv_bytes = POOL * bench.shape.bytes_per_block
     bench.rigs.pop(bench.candidate.hash, None)
-    return Engine(bench.host, bench.candidate, layers=bench.layers, kv_bytes=kv_bytes)
+    config = replace(SchedulerConfig.from_settings(bench.candidate.manifest.settings), draft_tokens=0)
+    return Engine(bench.host, bench.candidate, config, layers=bench.layers, kv_bytes=kv_bytes)
 
 
 def poison_free(bench: Bench, engine: Engine) -> None:

@@ -27,9 +27,9 @@ def run(scheduler: Scheduler) -> list[tuple[int, int, int]]:
     plan = scheduler.schedule()
     sampled = [p.sequence for p in plan if p.samples]
     shown = [(p.sequence.id, p.start, p.stop) for p in plan]
-    scheduler.finished(plan)
     for sequence in sampled:
         sequence.output.append(7)
+    scheduler.finished(plan)
     return shown
 
 
