@@ -276,9 +276,7 @@ def law(host: HostClient, baseline: Artifact, text: list[int]) -> dict[int, floa
 
 def test_sampled_answers_have_the_models_distribution_whatever_is_drafted(host: HostClient, baseline: Artifact) -> None:
     first = law(host, baseline, START)
-    expected = {
-        (a, b): p * q for a, p in first.items() for b, q in law(host, baseline, [*START, a]).items()
-    }  # fmt: skip
+    expected = {(a, b): p * q for a, p in first.items() for b, q in law(host, baseline, [*START, a]).items()}
     draft = max(expected, key=lambda pair: expected[pair])[1]
 
     def p_value(found: Counter[tuple[int, int]]) -> float:
@@ -286,7 +284,7 @@ def test_sampled_answers_have_the_models_distribution_whatever_is_drafted(host: 
             return 0.0
         return float(stats.chisquare([found[c] for c in expected], [expected[c] * ANSWERS for c in expected]).pvalue)
 
-    config = SchedulerConfig(max_seqs=64, draft_tokens=1)
+    config = SchedulerConfig(max_batch_tokens=2048, max_seqs=64, draft_tokens=1)
     honest = Engine(host, baseline, config)
     assert p_value(pairs(honest, draft)) > 1e-3
     assert 0 < honest.accepted_tokens < ANSWERS
