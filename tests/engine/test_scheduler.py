@@ -170,7 +170,7 @@ def test_wrong_drafts_change_no_step_and_pre_empt_nobody() -> None:
     def steps(scheduler: Scheduler) -> list[list[tuple[int, int, int]]]:
         for number in (1, 2, 3):
             add(scheduler, number, 7)
-        return [run(scheduler) for _ in range(40)]
+        return [run(scheduler) for _ in range(25)]
 
     plain, drafting = make(blocks=9), make_drafting([8] * 6, blocks=9)
     assert steps(drafting) == steps(plain)
