@@ -10,10 +10,10 @@ from optimizer.agents.focused import FocusAgent
 from optimizer.agents.programs.program import Program
 
 KNOBS: tuple[dict[str, Any], ...] = (
-    {"draft_tokens": 4},
     {"policy": "prefill_first"},
-    {"draft_tokens": 2},
+    {"draft_tokens": 4},
     {"policy": "decode_first"},
+    {"draft_tokens": 2},
     {"draft_tokens": 8},
     {"prefill_chunk": 128},
     {"max_batch_tokens": 1024, "prefill_chunk": 1024},
