@@ -2,7 +2,8 @@
 
 First come, first served: a sequence is admitted with blocks for all its known tokens, and when decoding runs out of
 blocks the latest arrivals give theirs up and are computed again later. So the earliest arrival always proceeds.
-Drafts take what known tokens leave of a step and of the pool, for that step alone: they delay and displace nobody.
+Drafts take what known tokens leave of a step and of the free blocks, for that step alone: they delay and displace nobody
+(a free block that is cached may be evicted a few tokens sooner).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from engine.wire import SampleRow
 
 LOGITS = torch.tensor([[1.5, 1.0, 0.5, 0.2, -1.0, -2.0], [0.0, 0.8, 1.4, -0.5, 0.9, -1.0]])
 VOCAB = LOGITS.shape[1]
-ROUNDS = 4000
+ROUNDS = 2500
 Accept = Callable[[Tokens[int], Tokens[int]], int]
 
 
