@@ -23,6 +23,8 @@ COUNTERS = {
     "prompt_tokens": "Prompt tokens computed, cached ones apart.",
     "cached_tokens": "Prompt tokens found in the prefix cache.",
     "generated_tokens": "Tokens generated.",
+    "drafted_tokens": "Tokens guessed and verified in a step.",
+    "accepted_tokens": "Tokens guessed right.",
     "host_restarts": "Engine hosts started again after they ended.",
 }
 

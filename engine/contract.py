@@ -51,7 +51,7 @@ class Batch:
     context_len: Tensor  # int32 [S], tokens in the cache after this step (its query tokens included)
     block_table: Tensor  # int32 [S, B]
     slot: Tensor  # int64 [T], block * block_size + offset
-    logit_rows: Tensor  # int64 [R], the rows of T whose logits are asked for
+    logit_rows: Tensor  # int64 [R], the rows of T whose logits are asked for; several of a sequence to verify drafts
     request_id: Tensor  # int64 [S]
     phase: Tensor  # int8 [S], PREFILL or DECODE (DECODE: exactly one query token)
 

@@ -18,6 +18,7 @@ from engine.client import HostClient, HostFailure
 from engine.kv_cache import Allocation, BlockManager
 from engine.scheduler import Scheduled, Scheduler, SchedulerConfig
 from engine.sequence import GenerationRequest, InvalidRequest, Sequence, TokenEvent
+from engine.speculate import accepted
 from engine.wire import Load, Loaded, SampleRow, Step, StepDone, Unload
 
 STEP_TIMEOUT_S = 120.0
@@ -68,6 +69,7 @@ class Engine:
         self.kv_bytes = kv_bytes or host.kv_bytes // 2
         self.max_context = min(max_context or host.ready.max_context, host.ready.max_context)
         self.steps = self.prompt_tokens = self.generated_tokens = self.cached_tokens = self._preemptions = 0
+        self.drafted_tokens = self.accepted_tokens = 0
         self._events: list[TokenEvent] = []
         self._current: tuple[Lane, list[Scheduled]] | None = None
         self.lanes: list[Lane] = [self._open(artifact)]
@@ -203,6 +205,8 @@ class Engine:
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "generated_tokens": self.generated_tokens,
+            "drafted_tokens": self.drafted_tokens,
+            "accepted_tokens": self.accepted_tokens,
         }
 
     def _open(self, artifact: Artifact) -> Lane:
@@ -215,25 +219,27 @@ class Engine:
         loaded = self.host.call(Load(artifact.hash, str(artifact.path), self.layers, self.kv_bytes), LOAD_TIMEOUT_S)
         assert isinstance(loaded, Loaded)
         try:
-            self._warm_up(artifact, loaded)
+            self._warm_up(artifact, loaded, config.draft_tokens)
         except HostFailure as failure:
             if not failure.fatal:
                 self.host.call(Unload(artifact.hash, self.layers))
             raise
         blocks = BlockManager(loaded.blocks, loaded.block_size, loaded.writer_hash)
         limit = min(self.max_context, loaded.blocks * loaded.block_size)
-        return Lane(artifact, loaded, Scheduler(config, blocks), limit)
+        return Lane(artifact, loaded, Scheduler(config, blocks, limit), limit)
 
-    def _warm_up(self, artifact: Artifact, loaded: Loaded) -> None:
-        """A prefill of two tokens and a decode. Block 0 is named by nobody yet, so nothing of it is ever read."""
-        table = list(range(-(-3 // loaded.block_size)))
-        for tokens, start in (([0, 1], 0), ([2], 2)):
-            batch = make_batch([SeqStep(0, tokens, start, table)], loaded.block_size)
-            self.host.call(Step(artifact.hash, batch, [SampleRow(temperature=0)], self.layers), STEP_TIMEOUT_S)
+    def _warm_up(self, artifact: Artifact, loaded: Loaded, drafts: int) -> None:
+        """A prefill of two tokens, a decode and, with `drafts`, a verification. Nobody ever reads what they wrote."""
+        table = list(range(-(-4 // loaded.block_size)))
+        steps = [([0, 1], 0), ([2], 2), ([2, 3], 2)]
+        for tokens, start in steps if drafts else steps[:2]:
+            batch = make_batch([SeqStep(0, tokens, start, table, all_logits=start > 0)], loaded.block_size)
+            rows = [SampleRow(temperature=0)] * (len(tokens) if start else 1)
+            self.host.call(Step(artifact.hash, batch, rows, self.layers), STEP_TIMEOUT_S)
 
     def _run(self, lane: Lane, plan: list[Scheduled]) -> StepDone:
         batch = make_batch([p.step(lane.loaded.block_size) for p in plan], lane.loaded.block_size)
-        rows = [p.sequence.sample_row() for p in plan if p.samples]
+        rows = [row for p in plan if p.samples for row in p.sequence.sample_rows(p.drafts)]
         done = self.host.call(Step(lane.artifact.hash, batch, rows, self.layers), STEP_TIMEOUT_S)
         assert isinstance(done, StepDone)
         if len(done.token_ids) != len(rows):
@@ -242,23 +248,38 @@ class Engine:
         return done
 
     def _postprocess(self, lane: Lane, plan: list[Scheduled], done: StepDone) -> None:
-        sampled = [p.sequence for p in plan if p.samples]
+        ended: list[Sequence] = []
+        row = 0
         for p in plan:
             if not p.sequence.output:
                 self.prompt_tokens += p.stop - p.start
+            if p.samples:
+                if self._keep(lane, p, done, row):
+                    ended.append(p.sequence)
+                row += 1 + len(p.drafts)
         lane.scheduler.finished(plan)
-        for row, sequence in enumerate(sampled):
+        for sequence in ended:
+            lane.remove(sequence)
+
+    def _keep(self, lane: Lane, p: Scheduled, done: StepDone, first: int) -> bool:
+        """Appends the tokens from row `first` on that hold, up to the sequence's end. True when it has ended."""
+        sequence, reason = p.sequence, None
+        if not sequence.output:
+            self.cached_tokens += sequence.cached_tokens
+        held = accepted(p.drafts, done.token_ids[first:])
+        for row in range(first, first + held + 1):
             token = done.token_ids[row]
-            if not sequence.output:
-                self.cached_tokens += sequence.cached_tokens
             sequence.output.append(token)
             reason = sequence.finish_reason(token, lane.limit)
             logprob, top = done.logprobs[row], done.top[row]
             event = TokenEvent(sequence.id, token, lane.artifact.hash, logprob, top, reason, sequence.cached_tokens)
             self._events.append(event)
+            self.generated_tokens += 1
             if reason:
-                lane.remove(sequence)
-        self.generated_tokens += len(sampled)
+                break
+        self.drafted_tokens += len(p.drafts)
+        self.accepted_tokens += min(held, row - first + 1)
+        return reason is not None
 
     def _retire(self) -> None:
         """Moves what outstayed its drain to the newest lane and unloads lanes that are empty."""

@@ -31,7 +31,7 @@ class Allocation:
 class BlockManager:
     """Blocks of one pool. Reference counts say who reads a block; free blocks are those with none.
 
-    Paired verbs: `match`/`extend` take references, `release` gives them back.
+    Paired verbs: `match`/`extend` take references, `release` gives them back and `trim` the last of them.
     """
 
     def __init__(self, blocks: int, block_size: int, writer_hash: str) -> None:
@@ -91,14 +91,16 @@ class BlockManager:
                 self._by_name[name], self._name_of[block] = block, name
             allocation.published = i + 1
 
+    def trim(self, allocation: Allocation, tokens: int) -> None:
+        """Gives back the blocks past the first `tokens` tokens. They were never published."""
+        keep = -(-tokens // self.block_size)
+        assert allocation.published <= keep, "a published block is not trimmed"
+        self._give_back(allocation.blocks[keep:])
+        del allocation.blocks[keep:]
+
     def release(self, allocation: Allocation) -> None:
         """Gives back every reference. Later blocks of a sequence are evicted before earlier ones."""
-        for block in reversed(allocation.blocks):
-            self._references[block] -= 1
-            if self._references[block] == 0:
-                self._free[block] = None
-                if block not in self._name_of:  # nothing to find in it again: the first to be handed out
-                    self._free.move_to_end(block, last=False)
+        self._give_back(allocation.blocks)
         allocation.blocks.clear()
         allocation.names.clear()
         allocation.published = 0
@@ -116,6 +118,14 @@ class BlockManager:
         assert all(a.published <= len(a.blocks) for a in allocations), "more is published than a sequence holds"
         for block, count in enumerate(counted):
             assert count <= 1 or block in self._name_of, "an unpublished block is shared"
+
+    def _give_back(self, blocks: list[int]) -> None:
+        for block in reversed(blocks):
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                self._free[block] = None
+                if block not in self._name_of:  # nothing to find in it again: the first to be handed out
+                    self._free.move_to_end(block, last=False)
 
     def _take(self, block: int) -> None:
         if self._references[block] == 0:

@@ -15,15 +15,23 @@ from torch import Tensor
 
 from engine.wire import SampleRow, StepDone
 
+UNREAD = -1
+
 
 def sample(logits: Tensor, rows: list[SampleRow]) -> StepDone:
     """Float32 `logits` [R, vocab] and R rows -> chosen ids, their logprobs (NaN where not asked for), alternatives.
 
+    A row that follows a draft which the row before did not draw gets the id -1 (`engine.speculate`).
     Logprobs are of the model's own distribution, before temperature and filters, after bias and penalties.
     """
     greedy = logits.argmax(-1).tolist()
     tokens, logprobs, tops = [], [], []
     for i, row in enumerate(rows):
+        if row.follows >= 0 and tokens[-1] != row.follows:  # nobody reads it, nor what follows it
+            tokens.append(UNREAD)
+            logprobs.append(math.nan)
+            tops.append([])
+            continue
         plain = not (row.banned or row.logit_bias or _penalised(row))
         if plain and row.temperature <= 0 and row.logprobs < 0:
             tokens.append(greedy[i])

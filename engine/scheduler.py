@@ -2,19 +2,23 @@
 
 First come, first served: a sequence is admitted with blocks for all its known tokens, and when decoding runs out of
 blocks the latest arrivals give theirs up and are computed again later. So the earliest arrival always proceeds.
+Drafts take what known tokens leave of a step and of the free blocks, for that step alone: they delay and displace nobody
+(a free block that is cached may be evicted a few tokens sooner).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.batching import SeqStep
 from engine.kv_cache import BlockManager, OutOfBlocks
 from engine.sequence import Sequence
+from engine.speculate import Drafter, PromptLookup
 
+LEAST = {"max_batch_tokens": 1, "max_seqs": 1, "prefill_chunk": 1, "draft_tokens": 0, "draft_ngram": 1}
 POLICIES = ("mixed", "prefill_first", "decode_first")
 
 
@@ -28,14 +32,16 @@ class SchedulerConfig:
     # mixed: decodes and prefill chunks share a step. The others keep them apart: prefill_first decodes once nothing is
     # left to prefill, decode_first takes turns while there is both
     policy: str = "mixed"
+    draft_tokens: int = 0  # guesses that a decoding sequence adds to a step at most; 0 is off
+    draft_ngram: int = 3  # tokens of its end that must have been said before, the longest looked for
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise ValueError(f"policy {self.policy!r} is not one of {', '.join(POLICIES)}")
-        for name in ("max_batch_tokens", "max_seqs", "prefill_chunk"):
+        for name, least in LEAST.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> SchedulerConfig:
@@ -44,11 +50,16 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """Tokens start..stop of one sequence in one step."""
+    """Tokens start..stop of one sequence in one step, and guesses of those that follow."""
 
     sequence: Sequence
     start: int
     stop: int
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start + len(self.drafts)
 
     @property
     def samples(self) -> bool:
@@ -57,8 +68,9 @@ class Scheduled:
 
     def step(self, block_size: int) -> SeqStep:
         s = self.sequence
-        table = s.allocation.blocks[: -(-self.stop // block_size)]
-        return SeqStep(s.id, s.tokens(self.start, self.stop), self.start, table, self.samples)
+        table = s.allocation.blocks[: -(-(self.stop + len(self.drafts)) // block_size)]
+        tokens = [*s.tokens(self.start, self.stop), *self.drafts]
+        return SeqStep(s.id, tokens, self.start, table, self.samples, all_logits=bool(self.drafts))
 
 
 class Scheduler:
@@ -67,8 +79,11 @@ class Scheduler:
     Paired verbs: `add`/`remove`, `schedule`/`finished`.
     """
 
-    def __init__(self, config: SchedulerConfig, blocks: BlockManager) -> None:
+    def __init__(self, config: SchedulerConfig, blocks: BlockManager, limit: int = 0) -> None:
+        """No sequence grows past `limit` tokens; 0 stands for what the pool holds."""
         self.config, self.blocks = config, blocks
+        self.limit = limit or blocks.total * blocks.block_size
+        self.draft: Drafter = PromptLookup(config.draft_ngram)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
@@ -102,13 +117,21 @@ class Scheduler:
         if policy == "mixed" or not plan:
             second(plan)
         self._decoded_last = bool(plan) and plan[0].start + 1 == plan[0].stop
+        if self.config.draft_tokens:
+            self._add_drafts(plan)
         return plan
 
     def finished(self, plan: list[Scheduled]) -> None:
-        """The step has run: what it wrote may be found by others."""
+        """The step has run and its tokens are appended: what it wrote of them may be found by others.
+
+        What drafts that were wrong wrote is not context, and blocks taken for drafts go back.
+        """
         for p in plan:
-            p.sequence.computed = p.stop
-            self.blocks.publish(p.sequence.allocation, p.sequence.tokens, p.stop)
+            sequence = p.sequence
+            sequence.computed = min(p.stop + len(p.drafts), sequence.length - 1)  # the last token ran in no step yet
+            self.blocks.publish(sequence.allocation, sequence.tokens, sequence.computed)
+            if p.drafts:
+                self.blocks.trim(sequence.allocation, sequence.computed)
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.config.max_seqs:
@@ -146,8 +169,25 @@ class Scheduler:
             plan.append(Scheduled(sequence, sequence.computed, sequence.computed + count))
             budget -= count
 
+    def _add_drafts(self, plan: list[Scheduled]) -> None:
+        """Guesses for sequences that decode, in order of the plan."""
+        budget = self._budget(plan)
+        for i, p in enumerate(plan):
+            most = min(self.config.draft_tokens, budget, self._room(p.sequence))
+            if most > 0 and p.samples and p.size == 1:
+                drafts = tuple(self.draft(p.sequence, most))
+                self.blocks.extend(p.sequence.allocation, p.stop + len(drafts))
+                plan[i] = replace(p, drafts=drafts)
+                budget -= len(drafts)
+
+    def _room(self, sequence: Sequence) -> int:
+        """Drafts that the sequence can use: before its own end, the context's and the free blocks'."""
+        held = len(sequence.allocation.blocks) + self.blocks.available
+        answer = sequence.request.max_tokens - len(sequence.output) - 1
+        return min(answer, self.limit - sequence.length - 1, held * self.blocks.block_size - sequence.length)
+
     def _budget(self, plan: list[Scheduled]) -> int:
-        return self.config.max_batch_tokens - sum(p.stop - p.start for p in plan)
+        return self.config.max_batch_tokens - sum(p.size for p in plan)
 
     def _make_room(self, sequence: Sequence, plan: list[Scheduled]) -> bool:
         """Blocks up to the sequence's next token, pre-empting later arrivals. False when it gave way itself."""

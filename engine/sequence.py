@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from engine.kv_cache import Allocation
 from engine.wire import SampleRow
 
+ID_BYTES = array("i").itemsize
+
 LIMITS = (
     ("temperature", 0, 2),
     ("top_p", 0, 1),
@@ -96,6 +98,7 @@ class Sequence:
     admitted: bool = False
     arrival: int = 0  # order within its scheduler; the lower goes first
     restarts: int = 0  # engine hosts that ended while it ran
+    _packed: bytearray = field(default_factory=bytearray, init=False, repr=False)
 
     @property
     def id(self) -> int:
@@ -113,8 +116,18 @@ class Sequence:
             return self.output[start - n : stop - n]
         return prompt[start:stop] + (self.output[: stop - n] if stop > n else [])
 
-    def sample_row(self) -> SampleRow:
-        s, n = self.request.sampling, len(self.output)
+    def packed(self) -> bytearray:
+        """Prompt and output as int32, to be searched and not to be changed. Costs what was added since last asked."""
+        known = len(self._packed) // ID_BYTES
+        self._packed += array("i", self.tokens(known, self.length)).tobytes()
+        return self._packed
+
+    def sample_rows(self, drafts: tuple[int, ...] = ()) -> list[SampleRow]:
+        """How to draw the next token, and then the one after each of `drafts`, should those before hold."""
+        return [self._sample_row(drafts[:i]) for i in range(len(drafts) + 1)]
+
+    def _sample_row(self, drafts: tuple[int, ...]) -> SampleRow:
+        s, n = self.request.sampling, len(self.output) + len(drafts)
         penalised = s.penalised
         return SampleRow(
             temperature=s.temperature,
@@ -128,9 +141,10 @@ class Sequence:
             presence_penalty=s.presence_penalty,
             frequency_penalty=s.frequency_penalty,
             prompt_ids=array("i", self.request.prompt_ids).tobytes() if penalised else b"",
-            output_ids=array("i", self.output).tobytes() if penalised else b"",
+            output_ids=array("i", [*self.output, *drafts]).tobytes() if penalised else b"",
             logit_bias=s.logit_bias,
             banned=[*self.request.eos_ids, *s.stop_token_ids] if n < s.min_tokens else [],
+            follows=drafts[-1] if drafts else -1,
         )
 
     def finish_reason(self, token: int, limit: int) -> str | None:

@@ -50,6 +50,7 @@ class SampleRow(msgspec.Struct, frozen=True, omit_defaults=True):
     output_ids: bytes = b""  # int32, only when a penalty needs it
     logit_bias: dict[int, float] = {}
     banned: list[int] = []  # end-of-sequence and stop ids while min_tokens is not met
+    follows: int = -1  # the draft in this row's query; the row counts only when the one before it drew that token
 
 
 class Load(Msg, frozen=True):
@@ -132,7 +133,7 @@ class Loaded(Msg, frozen=True):
 class StepDone(Msg, frozen=True):
     """One entry a sampled row. `top` pairs (token id, logprob), best first."""
 
-    token_ids: list[int] = []
+    token_ids: list[int] = []  # -1 for a row that follows a draft which was not drawn
     logprobs: list[float] = []  # of the chosen token; NaN where not asked for
     top: list[list[tuple[int, float]]] = []
     logits: bytes = b""  # float32 [R, vocab] when wanted

@@ -11,11 +11,15 @@ from optimizer.agents.programs.program import Program
 
 KNOBS: tuple[dict[str, Any], ...] = (
     {"policy": "prefill_first"},
+    {"draft_tokens": 4},
     {"policy": "decode_first"},
+    {"draft_tokens": 2},
+    {"draft_tokens": 8},
     {"prefill_chunk": 128},
     {"max_batch_tokens": 1024, "prefill_chunk": 1024},
     {"policy": "prefill_first", "prefill_chunk": 256},
     {"max_batch_tokens": 128, "prefill_chunk": 128},
+    {"draft_tokens": 8, "draft_ngram": 5},
 )
 REASONS = {
     "policy": {
@@ -26,6 +30,10 @@ REASONS = {
     "prefill_chunk": "a prompt enters in pieces of this many tokens, which bounds how long running requests wait",
     "max_batch_tokens": "this many tokens may share a step: more rows for each read of the weights",
     "max_seqs": "this many requests may run at once",
+    "draft_tokens": "so many tokens are guessed from the request's own text and verified in the step that would have run "
+    "anyway, so that a read of the weights makes more than one token; it pays as far as answers repeat what was said, and "
+    "sampled answers do so less than the greedy ones of a replay",
+    "draft_ngram": "a guess needs up to so many tokens of context said before: fewer guesses, and more of them right",
 }
 
 

@@ -30,7 +30,9 @@ class Replay:
     def __init__(self, host: HostClient, artifact: Artifact, kv_bytes: int) -> None:
         self.host, self.artifact = host, artifact
         self.engine = Engine(host, artifact, kv_bytes=kv_bytes)
-        self._decode_steps_s: list[float] = []  # of steps that decoded for all
+        self._decode_steps: list[
+            tuple[float, float]
+        ] = []  # seconds, and tokens a request, of steps that decoded for all
         self._next_id = 0
         self._concurrency = 0
         self._waiting: deque[Work] = deque()
@@ -42,12 +44,18 @@ class Replay:
 
     @property
     def fastest_step_s(self) -> float:
-        return min(self._decode_steps_s, default=float("inf"))
+        return min((seconds for seconds, _ in self._decode_steps), default=float("inf"))
 
     @property
-    def decode_step_s(self) -> float:
-        """The median step that made a token for every request in flight; 0 when there was none."""
-        return statistics.median(self._decode_steps_s) if self._decode_steps_s else 0.0
+    def interactivity(self) -> float:
+        """Tokens a second that a user sees: the median step that decoded for all requests in flight; 0 without one.
+
+        With drafts such a step makes more than a token a request, on average over those steps.
+        """
+        if not self._decode_steps:
+            return 0.0
+        seconds, tokens = zip(*self._decode_steps, strict=True)
+        return statistics.mean(tokens) / statistics.median(seconds)
 
     def restart(self, requests: list[Work], concurrency: int) -> None:
         """Begins anew, untimed up to the first token of every request in flight.
@@ -60,7 +68,7 @@ class Replay:
         self._concurrency = concurrency
         first = [replace(r, osl=max(1, r.osl * (i + 1) // concurrency)) for i, r in enumerate(requests[:concurrency])]
         self._waiting = deque([*first, *requests[concurrency:]])
-        self._decode_steps_s = []
+        self._decode_steps = []
         started: set[int] = set()
         self._admit()
         flight = set(self._running)
@@ -81,8 +89,8 @@ class Replay:
         self._admit()
         begin, flight = time.perf_counter(), len(self._running)
         events = self.engine.step()
-        if len(events) == flight:
-            self._decode_steps_s.append(time.perf_counter() - begin)
+        if len({event.request_id for event in events}) == flight:
+            self._decode_steps.append((time.perf_counter() - begin, len(events) / flight))
         for event in events:
             if event.finish_reason:
                 del self._running[event.request_id]

@@ -274,7 +274,7 @@ class TierTwo:
         """Output tokens a second over all turns, and the tokens a second that a user sees between prompts."""
         made = self.slice_tokens * len(rows)
         found = {"output_tput": made / sum(row[-1] for row in rows)}
-        return found | ({"interactivity": 1 / replay.decode_step_s} if replay.decode_step_s else {})
+        return found | ({"interactivity": replay.interactivity} if replay.interactivity else {})
 
     def keep(self, *hashes: str) -> None:
         """Unloads every side but the baseline and `hashes`."""

@@ -199,6 +199,15 @@ REPLAYS = Fault(
         return self.seen[key]
 """,
 )
+PEEKS = Fault(
+    "lets a token see the ones after it in its step",
+    """    def prefill_attention(self, q, k, v):
+        if q.shape[0] in (1, k.shape[0]):
+            return super().prefill_attention(q, k, v)
+        k, v = (t.repeat_interleave(self.group, dim=1).transpose(0, 1)[None] for t in (k, v))
+        return F.scaled_dot_product_attention(q.transpose(0, 1)[None], k, v)[0].transpose(0, 1)
+""",
+)
 IDLE_KERNEL = Fault("brings a kernel and does not call it", "    pass\n", cpp='extern "C" int unused() { return 1; }\n')
 
 # check -> the fault it must catch
@@ -215,6 +224,7 @@ CONTROLS: dict[str, Fault] = {
     "abort": MIXES,
     "shared prefix": SHARES_PREFIX,
     "seeded sampling": MIXES,
+    "rejected drafts": PEEKS,
     "distance from float32": COARSE,
     "perplexity": COARSE,
     "exactness": ONE_BIT,

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from engine.core import Engine
+from engine.scheduler import SchedulerConfig
 from engine.sequence import GenerationRequest, SamplingParams
 from engine.wire import Fill
 from optimizer.measure.rig import Tokens
@@ -22,6 +23,8 @@ from optimizer.verify.contamination import FINITE, Checker
 
 POOL = 7
 ANSWER = 12
+DRAFTS = 3
+FIRST_ID = 1  # of an engine that has run no step
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, logprobs=0)
 SEEDED = SamplingParams(temperature=0.9, top_p=0.95, seed=11, ignore_eos=True, logprobs=0)
 Stream = list[tuple[int, bytes]]  # token and the bits of its log probability
@@ -83,16 +86,36 @@ def sampling(bench: Bench) -> list[Check]:
     return [compare(bench, "seeded sampling", "other text beside it", answer(), answer())]
 
 
+def rejected_drafts(bench: Bench) -> list[Check]:
+    """Drafts that are always wrong: whatever they were, no bit of an answer may tell."""
+    prompts = pressing(bench)
+    right, _ = run(open_engine(bench), prompts)
+
+    def answers(wrong: int) -> tuple[list[Stream], int]:
+        engine = open_engine(bench, drafts=DRAFTS)
+        engine.lanes[-1].scheduler.draft = lambda sequence, most: [
+            (token + wrong) % bench.config.vocab_size
+            for token, _ in right[sequence.id - FIRST_ID][len(sequence.output) :][:most]
+        ]
+        return run(engine, prompts)[0], engine.accepted_tokens
+
+    (one, held), (two, also_held) = answers(1), answers(2)
+    found = compare(bench, "rejected drafts", "other wrong drafts", one, two)
+    # a draft that held after all makes the steps of the two runs differ in shape
+    return [replace(found, verdict=Verdict.INCONCLUSIVE) if held or also_held else found]
+
+
 def pressing(bench: Bench) -> list[Tokens]:
     """Four prompts of one block whose answers need a second one each: eight blocks, and the pool has seven."""
     return [bench.passage(max(2, bench.block_size - 2)) for _ in range(4)]
 
 
-def open_engine(bench: Bench) -> Engine:
-    """A fresh pool of exactly seven blocks."""
+def open_engine(bench: Bench, drafts: int = 0) -> Engine:
+    """A fresh pool of exactly seven blocks. The candidate's own drafts would let the shapes of steps depend on content."""
     kv_bytes = POOL * bench.shape.bytes_per_block
     bench.rigs.pop(bench.candidate.hash, None)
-    return Engine(bench.host, bench.candidate, layers=bench.layers, kv_bytes=kv_bytes)
+    config = replace(SchedulerConfig.from_settings(bench.candidate.manifest.settings), draft_tokens=drafts)
+    return Engine(bench.host, bench.candidate, config, layers=bench.layers, kv_bytes=kv_bytes)
 
 
 def poison_free(bench: Bench, engine: Engine) -> None:
@@ -109,7 +132,7 @@ def run(
     sampling_of: Sequence[SamplingParams] = (),
 ) -> tuple[list[Stream], int]:
     """Answers of all prompts, in order, and pre-emptions. `then` is asked once the others have ended."""
-    offset = engine.steps * 1000 + 1  # numbers that were not used before
+    offset = engine.steps * 1000 + FIRST_ID  # numbers that were not used before
     before = engine.stats()["preemptions"]
     streams: dict[int, Stream] = {}
 
@@ -147,4 +170,5 @@ CHECKS: dict[str, Checker] = {
     "abort": abort,
     "shared prefix": shared_prefix,
     "seeded sampling": sampling,
+    "rejected drafts": rejected_drafts,
 }

@@ -10,6 +10,7 @@ import pytest
 
 from engine.artifacts import Artifact, ArtifactStore
 from engine.client import HostClient
+from engine.wire import HostStatus, Status, Unload
 from tests.serving import Server, serve
 
 KV_BYTES = 8 << 20
@@ -37,6 +38,19 @@ def tiny_host(tiny_model: Path) -> Iterator[HostClient]:
     """One host for every test of the engine; a test that kills it leaves a fresh one behind."""
     with HostClient(tiny_model, dtype="float32", threads=1, kv_bytes=KV_BYTES) as host:
         yield host
+
+
+@pytest.fixture
+def host(tiny_host: HostClient) -> Iterator[HostClient]:
+    """The shared host, alive and left with nothing resident."""
+    if not tiny_host.alive:
+        tiny_host.restart()
+    yield tiny_host
+    if tiny_host.alive:
+        status = tiny_host.call(Status())
+        assert isinstance(status, HostStatus)
+        for artifact_hash, layers in status.resident:
+            tiny_host.call(Unload(artifact_hash, layers))
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,23 +12,11 @@ from engine.client import HostClient, HostFailure
 from engine.core import Engine
 from engine.scheduler import SchedulerConfig
 from engine.sequence import GenerationRequest, InvalidRequest, SamplingParams, TokenEvent
-from engine.wire import HostStatus, Status, Unload
+from engine.wire import HostStatus, Status
 
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 BLOCK = 16
 BLOCK_BYTES = BLOCK * 2 * 2 * 2 * 16 * 4  # tokens, layers, keys and values, KV heads, head size, float32
-
-
-@pytest.fixture
-def host(tiny_host: HostClient) -> Iterator[HostClient]:
-    if not tiny_host.alive:
-        tiny_host.restart()
-    yield tiny_host
-    if tiny_host.alive:
-        status = tiny_host.call(Status())
-        assert isinstance(status, HostStatus)
-        for artifact_hash, layers in status.resident:
-            tiny_host.call(Unload(artifact_hash, layers))
 
 
 def request(number: int, prompt: list[int], tokens: int = 12, sampling: SamplingParams = GREEDY) -> GenerationRequest:

@@ -7,12 +7,22 @@ import pytest
 from engine.kv_cache import BlockManager
 from engine.scheduler import Scheduled, Scheduler, SchedulerConfig
 from engine.sequence import GenerationRequest, Sequence
+from engine.speculate import accepted
 
 SIZE = 4
 
 
 def make(blocks: int = 64, **knobs: object) -> Scheduler:
     return Scheduler(SchedulerConfig(**knobs), BlockManager(blocks, SIZE, "writer"))  # type: ignore[arg-type]
+
+
+def make_drafting(drafts: list[int], blocks: int = 64, limit: int = 0, **knobs: object) -> Scheduler:
+    """Every decoding sequence is given the same drafts. `run` says 7 always, so 7s are right."""
+    knobs = {"draft_tokens": len(drafts), **knobs}
+    config = SchedulerConfig(**knobs)  # type: ignore[arg-type]
+    scheduler = Scheduler(config, BlockManager(blocks, SIZE, "writer"), limit)
+    scheduler.draft = lambda sequence, most: drafts[:most]
+    return scheduler
 
 
 def add(scheduler: Scheduler, number: int, prompt: int, base: int | None = None) -> Sequence:
@@ -25,11 +35,11 @@ def add(scheduler: Scheduler, number: int, prompt: int, base: int | None = None)
 def run(scheduler: Scheduler) -> list[tuple[int, int, int]]:
     """One step; every sampled sequence gets token 7. Returns (request, start, stop) of what ran."""
     plan = scheduler.schedule()
-    sampled = [p.sequence for p in plan if p.samples]
+    sampled = [p for p in plan if p.samples]
     shown = [(p.sequence.id, p.start, p.stop) for p in plan]
+    for p in sampled:
+        p.sequence.output += [7] * (1 + accepted(p.drafts, [7] * len(p.drafts)))
     scheduler.finished(plan)
-    for sequence in sampled:
-        sequence.output.append(7)
     return shown
 
 
@@ -125,9 +135,70 @@ def test_only_the_step_that_reaches_the_last_known_token_samples() -> None:
     assert not Scheduled(sequence, 0, 3).samples
 
 
+def test_a_draft_is_a_row_like_a_prompts_and_every_row_is_sampled() -> None:
+    scheduler = make_drafting([7, 8, 9])
+    add(scheduler, 1, 3)
+    run(scheduler)
+    (p,) = scheduler.schedule()
+    step = p.step(SIZE)
+    assert (p.start, p.stop, p.drafts, p.samples) == (3, 4, (7, 8, 9), True)
+    assert step.token_ids == [7, 7, 8, 9] and step.all_logits and step.phase == 0
+    assert len(step.block_table) == 2, "it covers the drafts"
+
+
+def test_what_held_is_computed_and_blocks_of_what_did_not_go_back() -> None:
+    scheduler = make_drafting([7, 8, 7, 7, 7])
+    sequence = add(scheduler, 1, 3)
+    run(scheduler)
+    run(scheduler)
+    assert sequence.output == [7, 7, 7] and sequence.computed == 5
+    assert len(sequence.allocation.blocks) == 2 and sequence.allocation.published == 1
+    scheduler.blocks.check([sequence.allocation])
+
+
+def test_known_tokens_come_before_drafts() -> None:
+    scheduler = make_drafting([8, 8, 8], max_batch_tokens=8)
+    for number in (1, 2):
+        add(scheduler, number, 3)
+    run(scheduler)
+    add(scheduler, 3, 4)
+    plan = scheduler.schedule()
+    assert [(p.sequence.id, p.stop - p.start, len(p.drafts)) for p in plan] == [(1, 1, 2), (2, 1, 0), (3, 4, 0)]
+
+
+def test_wrong_drafts_change_no_step_and_pre_empt_nobody() -> None:
+    def steps(scheduler: Scheduler) -> list[list[tuple[int, int, int]]]:
+        for number in (1, 2, 3):
+            add(scheduler, number, 7)
+        return [run(scheduler) for _ in range(25)]
+
+    plain, drafting = make(blocks=9), make_drafting([8] * 6, blocks=9)
+    assert steps(drafting) == steps(plain)
+    assert drafting.preemptions == plain.preemptions > 0
+
+
+def test_no_more_is_drafted_than_an_answer_a_context_or_the_pool_holds() -> None:
+    def first_drafts(scheduler: Scheduler, max_tokens: int = 100) -> int:
+        scheduler.add(Sequence(GenerationRequest(1, [1, 2, 3], max_tokens)))
+        run(scheduler)
+        return len(scheduler.schedule()[0].drafts)
+
+    assert first_drafts(make_drafting([8] * 9)) == 9
+    assert first_drafts(make_drafting([8] * 9), max_tokens=4) == 2, "one is said, one is drawn after the drafts"
+    assert first_drafts(make_drafting([8] * 9, limit=8)) == 3
+    assert first_drafts(make_drafting([8] * 9, blocks=2)) == 3
+    assert first_drafts(make_drafting([8] * 9), max_tokens=2) == 0
+
+
 @pytest.mark.parametrize(
     ("knobs", "named"),
-    [({"policy": "fastest"}, "policy"), ({"max_seqs": 0}, "max_seqs"), ({"prefill_chunk": "many"}, "prefill_chunk")],
+    [
+        ({"draft_tokens": -1}, "draft_tokens"),
+        ({"draft_ngram": 0}, "draft_ngram"),
+        ({"policy": "fastest"}, "policy"),
+        ({"max_seqs": 0}, "max_seqs"),
+        ({"prefill_chunk": "many"}, "prefill_chunk"),
+    ],
 )
 def test_a_knob_out_of_range_is_named(knobs: dict[str, object], named: str) -> None:
     with pytest.raises(ValueError, match=named):

@@ -9,9 +9,11 @@ from dataclasses import replace
 import pytest
 
 from engine.artifacts import source_hash
+from engine.scheduler import SchedulerConfig
 from optimizer.agents import Agent, Machine, SearchView, limits, make_agents
 from optimizer.agents.memory import Memory
 from optimizer.agents.programs.program import Program
+from optimizer.agents.scheduling import KNOBS, SchedulingAgent
 from optimizer.records import Candidate, Experiment, Proposal, State
 
 CONFIG = {
@@ -182,3 +184,12 @@ def test_memory_keeps_the_higher_tier_and_expects_from_what_was_measured() -> No
     assert memory.expect(program.plus("joint_kv"), VIEW) == pytest.approx(1.9, rel=0.4)
     assert memory.expect(program.plus("joint_kv"), VIEW) > 1.9
     assert memory.best() == program and memory.best(kernels=True) == Program()
+
+
+@pytest.mark.parametrize("knobs", KNOBS, ids=str)
+def test_a_scheduling_knob_is_one_of_the_scheduler_and_has_a_reason(knobs: dict[str, object]) -> None:
+    assert SchedulerConfig.from_settings(knobs) == SchedulerConfig(**knobs) != SchedulerConfig()  # type: ignore[arg-type]
+    program = Program.of(["last_rows"], **knobs)
+    reasons = [SchedulingAgent().reason(name, value, program) for name, value in knobs.items()]
+    assert all(": " in reason for reason in reasons)
+    assert Program.parse(program.name) == program

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.artifacts import Artifact
+from engine.artifacts import Artifact, ArtifactStore
 from engine.client import HostClient
 from engine.sequence import GenerationRequest
 from optimizer.measure.replay import Replay, Work
@@ -78,6 +78,24 @@ def test_a_slice_is_whole_steps_and_its_time_is_of_the_tokens_asked_for(
     monkeypatch.setattr("optimizer.measure.replay.time.perf_counter", lambda: float(next(clock)))
     monkeypatch.setattr(replay, "_step", lambda: [object()] * 2)
     assert replay.advance(5) == pytest.approx(1.0 * 5 / 6), "six tokens took one tick"
+
+
+def test_drafts_work_in_a_replay_as_they_do_in_serving(
+    host: HostClient, baseline: Artifact, artifacts: ArtifactStore
+) -> None:
+    """From the version's own settings; a user sees all the tokens of a step."""
+    settings = {**baseline.manifest.settings, "draft_tokens": 4}
+    plain, drafting = (
+        Replay(host, a, KV) for a in (baseline, artifacts.put(baseline.files(), name="drafts", settings=settings))
+    )
+    requests = [Work(tuple(3 + j % 3 for j in range(20)), osl=40)] * 3
+    for replay in (plain, drafting):
+        replay.restart(requests, concurrency=2)
+        replay.advance(60)
+    assert plain.engine.drafted_tokens == 0 < drafting.engine.accepted_tokens
+    assert drafting.engine.steps < plain.engine.steps
+    seconds = sorted(s for s, _ in drafting._decode_steps)
+    assert drafting.interactivity > 1.05 / seconds[len(seconds) // 2]
 
 
 def test_a_restart_drops_what_was_in_flight(replay: Replay) -> None:
