@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels.decode_step import reference
+from kernels.weight_only_matmul.reference import weights_turned_back
 from tests.kernels import support
 from tests.kernels.contract import KernelContract
 
@@ -83,18 +85,25 @@ class TestDecodeStep(KernelContract):
     def run(self, library: ctypes.CDLL, case: Any, threads: int, block_size: int = 32) -> list[Tensor]:
         return run(library, case, threads, block_size)
 
-    def expected(self, case: Any, size: int = 32) -> list[Tensor]:
+    def expected(self, case: Any, values: Mapping[str, int] = {}) -> list[Tensor]:
         config, weights = case.model()
+        size, bits = (64 if values.get("PM_SPAN") == 64 else 32), values.get("PM_WEIGHT_BITS", 16)
+        if bits < 16:  # what is left of the matrices after rounding; that of the inputs stays as an error
+            weights = {
+                k: weights_turned_back(w, bits, values["PM_GROUP"]) if "_proj.w" in k else w for k, w in weights.items()
+            }
+            head = "lm_head.weight" if "lm_head.weight" in weights else "model.embed_tokens.weight"
+            weights["lm_head.weight"] = weights_turned_back(weights[head], bits, values["PM_GROUP"])
         keys = torch.zeros(100, config.num_hidden_layers, config.num_key_value_heads, config.head_dim // 2, size, 2)
         values = torch.zeros(100, config.num_hidden_layers, config.num_key_value_heads, size // 2, config.head_dim, 2)
         tables = support.glue(self.op).rope_tables(config)
         return [reference.forward_step(config, weights, batch, keys, values, *tables) for batch in case.steps(size)]
 
     def close(self, got: Tensor, want: Tensor) -> None:
-        """bf16 activations against float32: logits within a few per cent of their spread."""
+        """bf16 activations against float32: logits within a few per cent of their spread. Eight-bit inputs may do twice that."""
         assert got.dtype == torch.float32
         assert (got - want).abs().max() < 0.08 * want.std()
-        assert (got - want).pow(2).mean().sqrt() < 0.012 * want.std()
+        assert (got - want).pow(2).mean().sqrt() < 0.02 * want.std()
 
     @pytest.mark.parametrize("isa", support.instruction_sets())
     def test_no_bit_of_unused_cache_reaches_the_logits(self, isa: int) -> None:

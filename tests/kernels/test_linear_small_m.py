@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ class TestLinearSmallM(KernelContract):
         linear = support.glue(self.op).PackedLinear(library, w, bias, threads)
         return [linear(x, torch.float32), linear(x)]
 
-    def expected(self, case: Any) -> list[Tensor]:
+    def expected(self, case: Any, values: Mapping[str, int] = {}) -> list[Tensor]:
         y = reference.linear(*case)
         return [y, y.bfloat16()]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +83,7 @@ class TestPagedAttention(KernelContract):
     def run(self, library: ctypes.CDLL, case: Any, threads: int, block_size: int = 32) -> list[Tensor]:
         return [run(library, case, threads, block_size)]
 
-    def expected(self, case: Any) -> list[Tensor]:
+    def expected(self, case: Any, values: Mapping[str, int] = {}) -> list[Tensor]:
         q, k, v = case.tensors()
         parts = zip(case.lengths, case.starts(), strict=True)
         ends = [(s, s + n, new) for (n, new), s in parts]

@@ -1,0 +1,48 @@
+"""The linear layer with quantised weights and inputs in plain torch: quantise, turn back, multiply in float32.
+
+8 bits: symmetric, one scale an output. 4 bits: smallest and largest value of each group along k, scale and smallest kept in
+bf16. Inputs: symmetric 8 bits for each group. All round to nearest even, as the kernel does.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def grouped(x: Tensor, group: int) -> Tensor:
+    """x [rows, k] -> float32 [rows, groups, group], the last group filled up with zeros."""
+    return F.pad(x.float(), (0, -x.shape[-1] % group)).unflatten(-1, (-1, group))
+
+
+def turned_back(x: Tensor, group: int) -> Tensor:
+    """What is left of the inputs x [rows, k] after 8 bits: float32 [rows, k]."""
+    g = grouped(x, group)
+    most = g.abs().amax(-1, keepdim=True)
+    # a tensor over a tensor: torch divides a number by a tensor as a product with its reciprocal, which rounds otherwise
+    steps = (g * torch.where(most > 0, torch.full_like(most, 127.0) / most, 0.0)).round()
+    return (steps * (most / 127.0)).flatten(1)[:, : x.shape[1]]
+
+
+def weights_turned_back(w: Tensor, bits: int, group: int) -> Tensor:
+    """What is left of the weights w [n, k] after `bits` bits: float32 [n, k]."""
+    if bits == 8:
+        scale = w.float().abs().amax(-1, keepdim=True) / 127.0
+        steps = ((w.float() + 128 * scale) / scale.clamp(min=1e-30)).round().clamp(0, 255)  # unsigned, as they are kept
+        return (steps - 128) * scale
+    k = w.shape[1]
+    filled = F.pad(w.float(), (0, -k % group), value=float("nan")).unflatten(-1, (-1, group))
+    low, high = (
+        filled.nan_to_num(float("inf")).amin(-1, keepdim=True),
+        filled.nan_to_num(float("-inf")).amax(-1, keepdim=True),
+    )
+    scale, low = ((high - low) / 15.0).bfloat16().float(), low.bfloat16().float()
+    steps = torch.where(scale > 0, ((filled - low) / scale).round().clamp(0, 15), 0.0)
+    return (steps * scale + low).flatten(1)[:, :k]
+
+
+def quantised_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, bits: int = 8, group: int = 64) -> Tensor:
+    """x [M, k], weight [n, k] -> float32 [M, n]."""
+    y = turned_back(x, group) @ weights_turned_back(weight, bits, group).T
+    return y if bias is None else y + bias.float()
