@@ -29,6 +29,9 @@ class Parameter:
     default: int
     constraint: str  # an expression over parameter names that must hold, or ""
     why: str
+    precision: tuple[
+        tuple[int, str], ...
+    ] = ()  # values that compute in less than the endpoint's dtype: (value, its name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,12 @@ class Op:
                 raise ParameterError(f"{self.name} needs {p.constraint}, not {resolved}")
         return resolved
 
+    def precision(self, values: Mapping[str, int] | None = None) -> str:
+        """What the operator computes in with these values: `same` as the endpoint, or the name of the lower precision."""
+        resolved = self.resolve(values)
+        named = (dict(p.precision).get(resolved[p.name]) for p in self.params)
+        return next((name for name in named if name), "same")
+
     def allows(self, values: Mapping[str, int]) -> bool:
         try:
             self.resolve(values)
@@ -83,7 +92,15 @@ def load(name: str) -> Op:
         raise KeyError(f"no operator {name!r}: there are {', '.join(names())}")
     rows: list[dict[str, Any]] = json.loads((folder / "params.json").read_text())
     params = tuple(
-        Parameter(r["name"], tuple(r["values"]), r["default"], r.get("constraint", ""), r["why"]) for r in rows
+        Parameter(
+            r["name"],
+            tuple(r["values"]),
+            r["default"],
+            r.get("constraint", ""),
+            r["why"],
+            tuple((int(value), name) for value, name in r.get("precision", {}).items()),
+        )
+        for r in rows
     )
     return Op(name, folder, inlined(folder / "cpu.cpp"), (folder / "glue.py").read_text(), params)
 

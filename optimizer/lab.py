@@ -311,4 +311,5 @@ class Lab:
         return Ceilings.of(self.scene.ceilings, self.run.dtype)
 
     def _floors(self) -> dict[str, dict[str, float]]:
-        return floors(self.scene.config, self.run.dtype, self._ceilings(), self.work)
+        lowest = "int4" if self.run.tolerance == "quantised" else "same"  # that this run may compute in
+        return floors(self.scene.config, self.run.dtype, self._ceilings(), self.work, lowest)

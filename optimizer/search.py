@@ -140,6 +140,7 @@ class Session:
         return SearchView(
             config=asdict(scene.config),
             dtype=self.config.dtype,
+            tolerance=self.config.tolerance,
             machine=scene.machine,
             profile=self.lab.shares(),
             step_s=dict(work.step_s),

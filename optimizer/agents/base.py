@@ -42,6 +42,7 @@ class SearchView:
 
     config: Mapping[str, Any] = field(default_factory=dict)  # fields of ModelConfig
     dtype: str = "bfloat16"  # what the endpoint is served in
+    tolerance: str = "near"  # a lower precision may be proposed only when this is `quantised`
     machine: Machine = field(default_factory=Machine)
     profile: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # phase -> operator -> share of a step
     step_s: Mapping[str, float] = field(default_factory=dict)  # phase -> seconds of the baseline's step

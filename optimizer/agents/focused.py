@@ -69,7 +69,7 @@ class FocusAgent:
 
     def explore(self, view: SearchView) -> Iterator[Program]:
         """The agent's ideas, each by itself on the baseline."""
-        yield from self._by_worth((Program.of(idea) for idea in self.ideas), view)
+        yield from self._by_worth((p for idea in self.ideas for p in lower_precisions(Program.of(idea))), view)
 
     def combine(self, view: SearchView) -> Iterator[Program]:
         """The agent's ideas put into the best program that has room for them, with what others found."""
@@ -109,8 +109,12 @@ class FocusAgent:
             return None
         if any(self._obstacle(part, view) for part in program.chosen):
             return None
+        if program.precision != "same" and view.tolerance != "quantised":
+            return None
         files = program.files()
         source = source_hash(files, program.settings)
+        if program.precision != "same":  # bits a weight are a constant of the source, and yet another idea
+            source += f" in {program.precision}"
         if not same_source and (source in view.tried or source in self.memory.sources or source in self._made.values()):
             return None
         self._made[program.name] = source
@@ -123,7 +127,7 @@ class FocusAgent:
             mechanism=program.mechanism,
             files=files,
             settings=program.settings,
-            precision="same",
+            precision=program.precision,
             expected=self.memory.expect(program, view),
             parent=view.incumbent.artifact_hash if view.incumbent and self._derived(program, view) else "",
         )
@@ -198,3 +202,14 @@ class FocusAgent:
         if part.kernel and int(view.config.get("head_dim", 16)) % 16:
             return "the kernels need a head size that is a multiple of 16"
         return ""
+
+
+def lower_precisions(program: Program) -> list[Program]:
+    """The program, and itself in each lower precision that its kernels have."""
+    lower = [
+        program.plus(**{parameter.name: value})
+        for kernel in program.kernels
+        for parameter in registry.load(kernel).params
+        for value, _ in parameter.precision
+    ]
+    return [program, *lower]

@@ -10,5 +10,11 @@ class FusionAgent(FocusAgent):
 
     name = "fusion"
     focus = "projections"
-    ideas = (("whole_step",), ("rms_norm",), ("packed_linear", "postops", "rms_norm"), ("compiled_pointwise",))
+    ideas = (
+        ("whole_step",),
+        ("rms_norm",),
+        ("quantised_linear", "fused_qkv"),
+        ("packed_linear", "postops", "rms_norm"),
+        ("compiled_pointwise",),
+    )
     turns = ("explore", "tune", "explore", "tune", "combine", "tune")

@@ -9,6 +9,8 @@ from optimizer.agents.programs.edit import parts
 from optimizer.agents.programs.program import Program, ProgramError
 from optimizer.records import MEASURED, Candidate, Experiment, State
 
+# what fewer bits a weight are expected to give to what reads weights: less than the bytes saved, as inputs are quantised too
+PRECISION_GAIN = {"same": 1.0, "int8": 1.6, "int4": 2.4}
 KEEP = 0.5  # of the surprise of a program falls to each part that is new in it
 
 
@@ -73,7 +75,7 @@ def amdahl(program: Program, view: SearchView) -> float:
     """The speed over the baseline that the parts' own gains promise, by each operator's share of its time."""
     left = 0.0
     for operator in OPERATORS:
-        gain = 1.0
+        gain = PRECISION_GAIN[program.precision] if operator in ("projections", "head") else 1.0
         for part in program.chosen:
             gain *= part.gains.get(operator, 1.0)
         left += view.share(operator) / gain

@@ -13,6 +13,7 @@ from typing import Any
 from engine.models.config import ModelConfig
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+WEIGHT_BYTES = {"int8": 1.0, "int4": 0.5}  # of a candidate's declared precision, where it is not the endpoint's
 DEFAULTS = {"read_gbs": 10.0, "copy_gbs": 6.0, "gemm_bf16_flops": 5e10, "gemm_f32_flops": 5e10}
 
 
@@ -75,14 +76,23 @@ def layer_weights(config: ModelConfig) -> int:
     return config.hidden_size * (2 * q + 2 * kv + 3 * config.intermediate_size)
 
 
+def weight_share(precision: str, dtype: str) -> float:
+    """Weight bytes that a candidate of this precision must read, over those of the endpoint's dtype."""
+    return WEIGHT_BYTES.get(precision, DTYPE_BYTES[dtype]) / DTYPE_BYTES[dtype]
+
+
 def step_bytes(config: ModelConfig, dtype: str, layers: int = 0) -> int:
     """Weight bytes that every step must read: the layers' matrices and the head."""
     count = (layers or config.num_hidden_layers) * layer_weights(config) + config.vocab_size * config.hidden_size
     return count * DTYPE_BYTES[dtype]
 
 
-def floors(config: ModelConfig, dtype: str, ceilings: Ceilings, work: Workload) -> dict[str, dict[str, float]]:
+def floors(
+    config: ModelConfig, dtype: str, ceilings: Ceilings, work: Workload, precision: str = "same"
+) -> dict[str, dict[str, float]]:
     """phase -> operator -> seconds below which no step of the declared precision can go."""
+    share = weight_share(precision, dtype)
+    products = ceilings.gemm * (1.0 if precision == "same" else 2.0)  # four 8-bit products take the time of two of bf16
     size, layers = DTYPE_BYTES[dtype], config.num_hidden_layers
     kv_token = 2 * config.num_key_value_heads * config.head_dim * size * layers
     q = config.num_attention_heads * config.head_dim
@@ -94,8 +104,8 @@ def floors(config: ModelConfig, dtype: str, ceilings: Ceilings, work: Workload) 
         matrices, head = layers * layer_weights(config), config.vocab_size * config.hidden_size
         attention_flops = 4 * tokens * context * q * layers
         result[phase] = {
-            "projections": max(matrices * size / ceilings.read, 2 * tokens * matrices / ceilings.gemm),
-            "head": max(head * size / ceilings.read, 2 * sequences * head / ceilings.gemm),
+            "projections": max(share * matrices * size / ceilings.read, 2 * tokens * matrices / products),
+            "head": max(share * head * size / ceilings.read, 2 * sequences * head / products),
             "attention": max(sequences * context * kv_token / ceilings.read, attention_flops / ceilings.gemm),
             "cache": tokens * kv_token / ceilings.copy,
             "pointwise": 0.0,

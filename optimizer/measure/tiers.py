@@ -17,7 +17,7 @@ from engine.artifacts import Artifact
 from engine.client import HostClient
 from engine.models.config import ModelConfig
 from engine.wire import BlockDone, Prepare, TimedBlock
-from optimizer.cost.roofline import DTYPE_BYTES, Workload
+from optimizer.cost.roofline import DTYPE_BYTES, Workload, weight_share
 from optimizer.measure.replay import Replay, Work
 from optimizer.measure.rig import Rig, Script, Tokens
 from optimizer.measure.stats import PairedRatio, conclude, decide, paired_ratio
@@ -259,10 +259,9 @@ class TierTwo:
             replay.restart(requests, self.work.concurrency)
         rows = self._rounds(turns)
         fastest = turns[-1].fastest_step_s
-        if fastest < FLOOR_SHARE * self.floor_s:
-            raise TooFast(
-                f"a step took {fastest * 1e3:.2f} ms; reading the weights alone takes {self.floor_s * 1e3:.2f} ms"
-            )
+        floor_s = self.floor_s * weight_share(artifact.manifest.precision, self.dtype)
+        if fastest < FLOOR_SHARE * floor_s:
+            raise TooFast(f"a step took {fastest * 1e3:.2f} ms; reading the weights alone takes {floor_s * 1e3:.2f} ms")
         ratios = [row[0] / row[-1] for row in rows]
         over = paired_ratio([row[1] / row[-1] for row in rows]) if len(sides) == 3 else None
         device_s = time.perf_counter() - start

@@ -10,6 +10,7 @@ from pathlib import Path
 from engine.artifacts import Artifact, ArtifactStore
 from engine.client import HostClient, HostFailure
 from engine.models.config import ModelConfig
+from optimizer.cost.roofline import weight_share
 from optimizer.measure.tiers import pool_bytes
 from optimizer.records import Check, Verdict
 from optimizer.verify import contamination, integrity, quality, serving
@@ -61,10 +62,13 @@ class Verifier:
     def _checkers(self) -> Iterable[tuple[str, contamination.Checker]]:
         yield from contamination.CHECKS.items()
         yield from serving.CHECKS.items()
-        yield "physical floor", lambda bench: integrity.floor(bench, self.floor_s)
+        yield "physical floor", lambda bench: integrity.floor(bench, self.floor_s * self._weight_share(bench))
         yield from integrity.CHECKS.items()
         yield "proof of application", lambda bench: integrity.application(bench, self.artifacts)
         yield "distance from float32", self._quality
+
+    def _weight_share(self, bench: Bench) -> float:
+        return weight_share(bench.candidate.manifest.precision, self.dtype)
 
     def _run(self, bench: Bench, name: str, checker: contamination.Checker) -> list[Check]:
         try:

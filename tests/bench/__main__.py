@@ -7,7 +7,7 @@ import sys
 
 from tests.bench import figures
 
-BENCHMARKS = ("swap", "recovery", "main_job")
+BENCHMARKS = ("swap", "recovery", "main_job", "peers")
 
 
 def main(names: list[str]) -> int:

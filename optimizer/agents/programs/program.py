@@ -22,6 +22,7 @@ from optimizer.agents.programs.edit import Part, parts, put_in
 
 BASELINE = Path(engine.__file__).parent / "baseline" / "forward.py"
 IMPORTS = "import torch\n"
+LOWER = ("same", "int8", "int4")  # precisions, each lower than the one before
 KERNEL_PARAMETER = re.compile(r"PM_[A-Z0-9_]+")
 
 
@@ -78,6 +79,12 @@ class Program:
     @property
     def parameters(self) -> dict[str, int]:
         return {k: v for k, v in self.values if KERNEL_PARAMETER.fullmatch(k)}
+
+    @property
+    def precision(self) -> str:
+        """`same` as the endpoint's, or the lowest that a kernel's parameters ask for."""
+        found = (registry.load(kernel).precision(self._parameters_of(kernel)) for kernel in self.kernels)
+        return max(found, key=lambda name: LOWER.index(name), default="same")
 
     @property
     def mechanism(self) -> str:

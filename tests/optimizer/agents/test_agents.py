@@ -162,6 +162,15 @@ def test_a_model_with_attention_biases_gets_no_whole_step() -> None:
     assert any("attention_bias" in sentence for sentence in limits(agents, view))
 
 
+def test_a_lower_precision_is_proposed_only_where_it_was_declared_and_says_so() -> None:
+    assert {p.precision for p in search(make_agents(0), VIEW, 60)} == {"same"}
+    declared = search(make_agents(0), replace(VIEW, tolerance="quantised"), 60)
+    named = {p.name: p.precision for p in declared}
+    assert named["whole_step (PM_WEIGHT_BITS=8)"] == "int8" and named["whole_step (PM_WEIGHT_BITS=4)"] == "int4"
+    assert named["whole_step"] == "same"
+    assert all(("int" in p.precision) == ("PM_WEIGHT_BITS" in p.name or "quantised" in p.name) for p in declared)
+
+
 def test_foci_choose_the_agents() -> None:
     assert {a.name for a in make_agents(0, ["cache", "scheduling"])} == {"cache", "scheduling"}
     assert {a.focus for a in make_agents(0)} == {"attention", "projections", "cache", "scheduling"}

@@ -12,7 +12,7 @@ import pytest
 from safetensors import safe_open
 
 from engine.models.config import ModelConfig
-from optimizer.cost.roofline import DEFAULTS, Ceilings, Workload, floors, layer_weights, step_bytes
+from optimizer.cost.roofline import DEFAULTS, Ceilings, Workload, floors, layer_weights, step_bytes, weight_share
 
 WORK = Workload(concurrency=2, isl=20, osl=8, prefill_tokens=20)  # a decode step's context is 24 on average
 BUSY = Ceilings(read=1e10, copy=5e9, gemm=1e9, measured=True)  # so few operations that they decide
@@ -77,3 +77,12 @@ def test_a_ceiling_that_was_not_measured_is_a_cautious_default_that_says_so(miss
 
 def test_no_ceilings_at_all_are_no_error() -> None:
     assert not Ceilings.of({"missing": "measuring failed"}, "bfloat16").measured
+
+
+def test_integer_weights_have_a_lower_floor(tiny_config: ModelConfig) -> None:
+    whole = floors(tiny_config, "bfloat16", STARVED, WORK)["decode"]
+    for precision, share in (("int8", 0.5), ("int4", 0.25)):
+        assert weight_share(precision, "bfloat16") == share
+        found = floors(tiny_config, "bfloat16", STARVED, WORK, precision)["decode"]
+        assert found["head"] == pytest.approx(share * whole["head"]) and found["attention"] == whole["attention"]
+    assert weight_share("int8", "float32") == 0.25 and weight_share("same", "float32") == 1.0
