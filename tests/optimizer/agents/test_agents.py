@@ -167,8 +167,10 @@ def test_a_lower_precision_is_proposed_only_where_it_was_declared_and_says_so() 
     declared = search(make_agents(0), replace(VIEW, tolerance="quantised"), 60)
     named = {p.name: p.precision for p in declared}
     assert named["whole_step (PM_WEIGHT_BITS=8)"] == "int8" and named["whole_step (PM_WEIGHT_BITS=4)"] == "int4"
-    assert named["whole_step"] == "same"
-    assert all(("int" in p.precision) == ("PM_WEIGHT_BITS" in p.name or "quantised" in p.name) for p in declared)
+    for name, precision in named.items():
+        default = "8" if "quantised_linear" in name else "16"
+        bits = name.partition("PM_WEIGHT_BITS=")[2].rstrip(")").split(",")[0] or default
+        assert precision == {"16": "same", "8": "int8", "4": "int4"}[bits], name
 
 
 def test_foci_choose_the_agents() -> None:
