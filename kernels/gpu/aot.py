@@ -55,6 +55,11 @@ class Record:
 
 def compile_launch(launch: Launch, capability: int) -> Record:
     """Compiles for compute capability `capability` (90: sm_90). Raises KernelSpills, or what the compiler says."""
+    return refuse_spills(measure(launch, capability))
+
+
+def measure(launch: Launch, capability: int) -> Record:
+    """Compiles and records, spilling or not."""
     if interpreted():
         raise RuntimeError("kernels are interpreted in this process: unset TRITON_INTERPRET to compile")
     start = time.perf_counter()
@@ -62,11 +67,10 @@ def compile_launch(launch: Launch, capability: int) -> Record:
     source = ASTSource(launch.kernel, signature, constants, attributes)
     made = triton.compile(source, GPUTarget("cuda", capability, WARP), launch.options)
     registers, spills = resources(made.asm["cubin"])
-    record = Record(
+    return Record(
         launch.kernel.__name__, capability, variant(launch), registers, made.metadata.shared, spills,
         made.metadata.num_warps, time.perf_counter() - start,
     )  # fmt: skip
-    return refuse_spills(record)
 
 
 def refuse_spills(record: Record) -> Record:
@@ -142,14 +146,20 @@ def main() -> None:
     parser.add_argument("--only", default="", help="kernels whose name holds this")
     options = parser.parse_args()
     wanted = [x for x in distinct(launches()) if options.only in x.kernel.__name__]
-    records = [compile_launch(x, capability) for capability in options.capability for x in wanted]
-    for r in records:
-        print(
-            f"sm_{r.capability} {r.kernel:24} {r.registers:4} registers {r.shared:7} B shared "
-            f"{r.spills:3} B spilled {r.warps} warps {r.seconds:5.1f} s  {r.variant}"
-        )
+    records = [show(measure(x, capability)) for capability in options.capability for x in wanted]
     if options.out:
         options.out.write_text(json.dumps([asdict(r) for r in records], indent=1))
+    for record in records:
+        refuse_spills(record)
+
+
+def show(r: Record) -> Record:
+    print(
+        f"sm_{r.capability} {r.kernel:24} {r.registers:4} registers {r.shared:7} B shared "
+        f"{r.spills:3} B spilled {r.warps} warps {r.seconds:5.1f} s  {r.variant}",
+        flush=True,
+    )
+    return r
 
 
 if __name__ == "__main__":
