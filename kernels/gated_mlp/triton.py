@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.gpu.dot import dot
 from kernels.gpu.launch import launch
 from kernels.gpu.tiles import grid, matmul_tiles, tile_rows
 
@@ -28,8 +29,8 @@ def gated_mlp(
     for start in range(0, depth, BLOCK_K):
         left = (k < depth - start) | EVEN_K
         a = tl.load(x_at, mask=left[None, :], other=0.0)
-        g = tl.dot(a, tl.load(gate + weight_at, mask=left[:, None], other=0.0), g, input_precision=PRECISION)
-        u = tl.dot(a, tl.load(up + weight_at, mask=left[:, None], other=0.0), u, input_precision=PRECISION)
+        g = dot(a, tl.load(gate + weight_at, mask=left[:, None], other=0.0), g, PRECISION)
+        u = dot(a, tl.load(up + weight_at, mask=left[:, None], other=0.0), u, PRECISION)
         x_at += BLOCK_K
         weight_at += BLOCK_K
     h = g * tl.sigmoid(g) * u

@@ -144,8 +144,9 @@ def main() -> None:
     parser.add_argument("--capability", type=int, nargs="+", default=list(CAPABILITIES))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="", help="kernels whose name holds this")
+    parser.add_argument("--quick", action="store_true", help="each kernel at fewer shapes")
     options = parser.parse_args()
-    wanted = [x for x in distinct(launches()) if options.only in x.kernel.__name__]
+    wanted = [x for x in distinct(launches(options.quick)) if options.only in x.kernel.__name__]
     records = [show(measure(x, capability)) for capability in options.capability for x in wanted]
     if options.out:
         options.out.write_text(json.dumps([asdict(r) for r in records], indent=1))

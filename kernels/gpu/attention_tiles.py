@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.gpu.dot import dot
+
 
 @triton.jit
 def cached(table, position, inside, kv_head, kv_heads, BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr):
@@ -24,12 +26,12 @@ def attend(
     """
     real = (d < DIM)[:, None]
     k = tl.load(keys + at[None, :] + d[:, None], mask=inside[None, :] & real, other=0.0)
-    scores = tl.dot(query, k, input_precision=PRECISION) * scale
+    scores = dot(query, k, tl.zeros(visible.shape, tl.float32), PRECISION) * scale
     scores = tl.where(visible, scores, float("-inf"))
     higher = tl.maximum(best, tl.max(scores, 1))
     base = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen no key yet
     shrink = tl.exp2(best - base)
     p = tl.exp2(scores - base[:, None])
     v = tl.load(values + at[:, None] + d[None, :], mask=inside[:, None] & (d < DIM)[None, :], other=0.0)
-    mixed = tl.dot(p.to(v.dtype), v, mixed * shrink[:, None], input_precision=PRECISION)
+    mixed = dot(p.to(v.dtype), v, mixed * shrink[:, None], PRECISION)
     return higher, total * shrink + tl.sum(p, 1), mixed

@@ -89,5 +89,8 @@ def power_of_two(n: int, least: int = 1) -> int:
 
 
 def precision(x: Tensor) -> str:
-    """How `tl.dot` multiplies this dtype: float32 exactly (TF32 would lose 13 bits), others on tensor cores as they are."""
-    return "ieee" if x.dtype == torch.float32 else "tf32"
+    """How `dot.dot` multiplies this dtype: float32 exactly (TF32 would lose 13 bits), others on tensor cores as they are.
+
+    The interpreter widens all to float32 first: its own products of bf16 multiply the bits as whole numbers.
+    """
+    return "ieee" if x.dtype == torch.float32 or interpreted() else "tf32"

@@ -74,9 +74,7 @@ def run_step(model: Model, step: StepInput, cache: Sequence[Tensor]) -> tuple[Te
         x = layer.out(attention(model, step, layer.qkv(h), cache[2 * i], cache[2 * i + 1]))
         residual, h = add_rmsnorm(x, layer.mlp_norm, model.eps, residual=residual, params=norm)
         x = layer.mlp(h)
-    _, h = add_rmsnorm(
-        x, model.norm, model.eps, residual=residual, rows=step.logit_rows, write_sum=False, params=norm
-    )
+    _, h = add_rmsnorm(x, model.norm, model.eps, residual=residual, rows=step.logit_rows, write_sum=False, params=norm)
     return head_and_argmax(h, model.head, model.params.get("lm_head"))
 
 

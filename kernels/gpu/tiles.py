@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu import tunables
+from kernels.gpu.dot import dot
 from kernels.gpu.launch import power_of_two, precision
 
 SMALL_M = 64  # rows up to which a product is bound by reading its weights
@@ -34,7 +35,7 @@ def product(
         else:
             left = k < depth - start
             x, w = tl.load(a_at, mask=left[None, :], other=0), tl.load(weight_at, mask=left[:, None], other=0)
-        total = tl.dot(x, w.to(x.dtype), total, input_precision=PRECISION)
+        total = dot(x, w.to(x.dtype), total, PRECISION)
         a_at += BLOCK_K
         weight_at += BLOCK_K
     return total
@@ -56,7 +57,8 @@ def matmul_tiles(op: str, x: Tensor, depth: int, params: Mapping[str, int] | Non
     p, m = tunables.resolve(op, params), x.shape[0]
     size = "SMALL" if m <= SMALL_M else "LARGE"
     block_m = power_of_two(m, 16) if m <= SMALL_M else p["LARGE_BLOCK_M"]
-    block_k = p[f"{size}_BLOCK_K"]
+    # rows of x take registers and shared memory too: as they grow, less depth is read at a time
+    block_k = max(64, p["SMALL_BLOCK_K"] * 16 // block_m) if m <= SMALL_M else p["LARGE_BLOCK_K"]
     return {
         "BLOCK_M": block_m, "BLOCK_N": p[f"{size}_BLOCK_N"], "BLOCK_K": block_k, "EVEN_K": depth % block_k == 0,
         "PRECISION": precision(x), "num_warps": p[f"{size}_WARPS"], "num_stages": p[f"{size}_STAGES"],

@@ -45,7 +45,18 @@ def head_and_argmax(x: Tensor, weight: Tensor, params: Mapping[str, int] | None 
     tile_index = torch.empty((count, tiles), dtype=torch.int32, device=x.device)
     greedy = torch.empty((count,), dtype=torch.int64, device=x.device)
     launch(
-        lm_head, grid(count, vocab, chosen), x, weight, logits, tile_best, tile_index, count, vocab, depth, tiles, **chosen
+        lm_head,
+        grid(count, vocab, chosen),
+        x,
+        weight,
+        logits,
+        tile_best,
+        tile_index,
+        count,
+        vocab,
+        depth,
+        tiles,
+        **chosen,
     )
     launch(argmax_tiles, (count,), tile_best, tile_index, greedy, tiles, BLOCK=power_of_two(tiles))
     return logits, greedy

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu import tunables
+from kernels.gpu.dot import dot
 from kernels.gpu.launch import launch, power_of_two, precision
 
 
@@ -66,9 +67,9 @@ def moe_matmul(
     for start in range(0, depth, BLOCK_K):
         left = k < depth - start
         a = tl.load(x_at, mask=left[None, :], other=0.0)
-        g = tl.dot(a, tl.load(gate + weight_at, mask=left[:, None], other=0.0), g, input_precision=PRECISION)
+        g = dot(a, tl.load(gate + weight_at, mask=left[:, None], other=0.0), g, PRECISION)
         if GATED:
-            u = tl.dot(a, tl.load(up + weight_at, mask=left[:, None], other=0.0), u, input_precision=PRECISION)
+            u = dot(a, tl.load(up + weight_at, mask=left[:, None], other=0.0), u, PRECISION)
         x_at += BLOCK_K
         weight_at += BLOCK_K
     result = g * tl.sigmoid(g) * u if GATED else g * tl.load(shares + assignment)[:, None]

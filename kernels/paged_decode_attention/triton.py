@@ -42,9 +42,10 @@ def paged_decode_attention(
     for start in range(first, end, BLOCK_N):
         position = start + tl.arange(0, BLOCK_N)
         inside = position < end
+        visible = inside[None, :] & (member < BLOCK_H)[:, None]  # all rows: padding of the group is not stored
         at = cached(table + sequence.to(tl.int64) * width, position, inside, kv_head, kv_heads, BLOCK_SIZE, DIM)
         best, total, mixed = attend(
-            query, keys, values, at, inside, inside[None, :], scale, best, total, mixed, d, DIM, PRECISION
+            query, keys, values, at, inside, visible, scale, best, total, mixed, d, DIM, PRECISION
         )
     part = ((item * heads + head) * splits + split).to(tl.int64)
     some = tl.maximum(total, 1e-30)  # an empty piece has weight exp2(-inf) and mixes nothing

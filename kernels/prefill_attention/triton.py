@@ -31,7 +31,9 @@ def prefill_attention(
     query = tl.load(q + at_rows, mask=wanted, other=0.0)
     query_position = context - (after - first) + m
     # no key after the tile's last query; an empty tile (a shorter sequence of the batch) has no keys at all
-    end = tl.where(tile * BLOCK_M < after - first, tl.minimum(context, context - (after - first) + (tile + 1) * BLOCK_M), 0)
+    end = tl.where(
+        tile * BLOCK_M < after - first, tl.minimum(context, context - (after - first) + (tile + 1) * BLOCK_M), 0
+    )
     best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     mixed = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)

@@ -25,7 +25,9 @@ def rmsnorm_residual(
     h = tl.load(x + source * width + at, mask=inside, other=0.0)
     if HAS_RESIDUAL:
         # the sum is rounded as it is stored, so that the norm sees what the next layer will add to
-        h = (h.to(tl.float32) + tl.load(residual + source * width + at, mask=inside, other=0.0).to(tl.float32)).to(h.dtype)
+        h = (h.to(tl.float32) + tl.load(residual + source * width + at, mask=inside, other=0.0).to(tl.float32)).to(
+            h.dtype
+        )
     if WRITE_SUM:
         tl.store(summed + row.to(tl.int64) * width + at, h, mask=inside)
     h32 = h.to(tl.float32)

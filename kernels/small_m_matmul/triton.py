@@ -1,4 +1,4 @@
-"""The linear layer: x [M, depth] times weight [columns, depth] transposed. A few rows (decode) and many (prefill) have tiles of their own."""
+"""The linear layer. A few rows (decode) and many (prefill) have tiles of their own."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.gpu.dot import dot
 from kernels.gpu.launch import launch
 from kernels.gpu.tiles import grid, matmul_tiles, product, tile_rows
 
@@ -49,8 +50,8 @@ def int4_matmul(
     for _ in range(0, depth, GROUP):
         low_x, high_x, both = tl.load(x_at), tl.load(x_at + HALF), tl.load(packed_at)
         low, high = (both & 15).to(tl.int8) - 8, (both >> 4).to(tl.int8) - 8
-        part = tl.dot(low_x, low.to(x.dtype.element_ty), input_precision=PRECISION)
-        part = tl.dot(high_x, high.to(x.dtype.element_ty), part, input_precision=PRECISION)
+        part = dot(low_x, low.to(x.dtype.element_ty), tl.zeros((BLOCK_M, BLOCK_N), tl.float32), PRECISION)
+        part = dot(high_x, high.to(x.dtype.element_ty), part, PRECISION)
         total += part * tl.load(scale_at)[None, :]
         x_at += GROUP
         packed_at += HALF

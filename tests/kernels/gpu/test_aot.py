@@ -1,0 +1,88 @@
+"""Ahead-of-time compilation for GPUs that are not here: in processes of their own, where kernels are not interpreted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels.gpu import aot
+from tests import paths
+
+SPILLING = """
+import torch, triton, triton.language as tl
+from kernels.gpu import aot
+from kernels.gpu.launch import launch, recording
+
+@triton.jit
+def too_large(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tile = tl.load(x + i)
+    for step in range(1, 9):  # every round needs the whole tile again
+        tile = tl.sort(tile * step)
+    tl.store(out + i, tile)
+
+with recording() as record:
+    x = torch.empty(16384, device="meta")
+    launch(too_large, (1,), x, x, N=16384, num_warps=1)
+try:
+    aot.compile_launch(record[0], 90)
+except aot.KernelSpills as error:
+    print(error)
+"""
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env=environment, cwd=paths.ROOT, timeout=280
+    )
+
+
+def records(out: Path, *arguments: str) -> list[dict[str, Any]]:
+    done = python("-m", "kernels.gpu.aot", "--out", str(out), *arguments)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(out.read_text())
+
+
+@pytest.mark.parametrize("capability", [90, 100])
+def test_every_kernel_compiles_without_spilling(capability: int, tmp_path: Path) -> None:
+    found = records(tmp_path / "kernels.json", "--capability", str(capability), "--quick")
+    assert {r["kernel"] for r in found} == kernel_names()
+    assert all(0 < r["registers"] <= 255 and r["spills"] == 0 and r["shared"] <= 227 * 1024 for r in found)
+
+
+@pytest.mark.slow
+def test_every_example_compiles_without_spilling(tmp_path: Path) -> None:
+    assert len(records(tmp_path / "kernels.json")) > 90
+
+
+def kernel_names() -> set[str]:
+    """Every kernel in the sources of the operators: what a launch in their calling code names first."""
+    import re
+
+    sources = (paths.ROOT / "kernels").glob("*/triton.py")
+    return {name for source in sources for name in re.findall(r"launch\(\s*(\w+),", source.read_text())}
+
+
+def test_a_kernel_that_spills_is_refused() -> None:
+    done = python("-c", SPILLING)
+    assert "too_large on sm_90 spills" in done.stdout and "take smaller blocks or more warps" in done.stdout, (
+        done.stderr
+    )
+
+
+def test_the_refusal_names_kernel_and_bytes() -> None:
+    record = aot.Record("k", 90, "bf16", 255, 0, 16, 4, 0.1)
+    with pytest.raises(aot.KernelSpills, match="k on sm_90 spills 16 bytes"):
+        aot.refuse_spills(record)
+
+
+def test_an_interpreted_kernel_is_not_taken_for_compiled() -> None:
+    with pytest.raises(RuntimeError, match="unset TRITON_INTERPRET"):
+        aot.measure(aot.Launch(None, (), {}, {}), 90)
