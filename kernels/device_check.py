@@ -1,8 +1,8 @@
-"""Checks the Triton operators on whatever GPU is here: values, bandwidth, decode of a Llama-1B shape, the swap. Needs only torch and triton.
+"""Checks the Triton operators on whatever GPU is here: values, bandwidth, decode of a Llama-1B shape, the swap.
 
     python -m kernels.device_check --out device_check.json
 
-Writes JSON after each part, so that a run that is cut off loses nothing, and starts no part after its time limit. Exits 0 without
+Needs nothing but this repository, torch and triton. Writes JSON after each part, so that a run that is cut off loses nothing, and starts no part after its time limit. Exits 0 without
 a GPU ("no device"), 1 when a part failed or a value is wrong.
 """
 

@@ -57,7 +57,8 @@ def bandwidth(shapes: Shapes, device: torch.device, repeats: int = 30) -> dict[s
         return torch.zeros(shape, dtype=torch.bfloat16, device=device)
 
     big = empty(16 * s.hidden, s.ffn // 2)
-    measure("memory", 2 * big.nbytes, lambda copy=torch.empty_like(big): copy.copy_(big))
+    copy = torch.empty_like(big)
+    measure("memory", 2 * big.nbytes, lambda: copy.copy_(big))
     for rows in (1, 8):
         x = empty(rows, s.hidden)
         # larger than a GPU's cache, so that each run reads memory
@@ -148,25 +149,27 @@ def random_weights(s: Shapes, device: torch.device) -> dict[str, Tensor]:
     return {f"{name}.weight": random(shape) for name, shape in shapes.items()}
 
 
-def decode(
-    checkpoint: Checkpoint, kind: str, batches: tuple[int, ...], repeats: int = 20
-) -> dict[str, dict[str, float]]:
-    """Seconds a decode step by batch size, launched and (on a GPU) replayed, and how far the two's logits lie apart."""
-    model, device, found = checkpoint.model(kind), checkpoint.device, {}
-    for rows in batches:
-        cache, step = checkpoint.cache(rows)
-        row: dict[str, Any] = {"launched_s": seconds(lambda: run_step(model, step, cache), device, repeats)}
-        row["finite"] = bool(torch.isfinite(run_step(model, step, cache)[0]).all())
-        if device.type == "cuda":
-            graphs = DecodeGraphs(model, step.table.shape[1], device)
-            dispatch: Counter[str] = Counter()
-            want = run_step(model, step, cache)[0].clone()
-            got = graphs.run(step, cache, dispatch)
-            row["graph_error"] = error(got[0], want) if got else float("inf")
-            row["graph_s"] = seconds(lambda: graphs.run(step, cache, dispatch), device, repeats)
-            row["tokens_per_s"] = rows / row["graph_s"]
-            row["dispatch"] = dict(dispatch)
-        found[f"{kind} batch {rows}"] = row
+def decode(checkpoint: Checkpoint, kind: str, batches: tuple[int, ...], repeats: int = 20) -> dict[str, dict[str, Any]]:
+    """By batch size: what `decode_batch` finds of a model whose weights are kept as `kind`."""
+    model = checkpoint.model(kind)
+    return {f"{kind} batch {rows}": decode_batch(checkpoint, model, rows, repeats) for rows in batches}
+
+
+def decode_batch(checkpoint: Checkpoint, model: Model, rows: int, repeats: int) -> dict[str, Any]:
+    """Seconds a decode step launched and (on a GPU) replayed as a graph, and how far the two's logits lie apart."""
+    device, (cache, step) = checkpoint.device, checkpoint.cache(rows)
+    logits = run_step(model, step, cache)[0].clone()
+    found: dict[str, Any] = {
+        "launched_s": seconds(lambda: run_step(model, step, cache), device, repeats),
+        "finite": bool(torch.isfinite(logits).all()),
+    }
+    if device.type == "cuda":
+        graphs, dispatch = DecodeGraphs(model, step.table.shape[1], device), Counter()
+        replayed = graphs.run(step, cache, dispatch)
+        found["graph_error"] = error(replayed[0], logits) if replayed else float("inf")
+        found["dispatch"] = dict(dispatch)
+        found["graph_s"] = seconds(lambda: graphs.run(step, cache, dispatch), device, repeats)
+        found["tokens_per_s"] = rows / found["graph_s"]
     return found
 
 

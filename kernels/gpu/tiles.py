@@ -34,7 +34,7 @@ def product(
             x, w = tl.load(a_at), tl.load(weight_at)
         else:
             left = k < depth - start
-            x, w = tl.load(a_at, mask=left[None, :], other=0), tl.load(weight_at, mask=left[:, None], other=0)
+            x, w = tl.load(a_at, mask=left[None, :], other=0.0), tl.load(weight_at, mask=left[:, None], other=0.0)
         total = dot(x, w.to(x.dtype), total, PRECISION)
         a_at += BLOCK_K
         weight_at += BLOCK_K

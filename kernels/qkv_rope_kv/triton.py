@@ -41,14 +41,14 @@ def qkv_rope_kv(
     tl.store(q_at, turned_first, mask=exists & is_q[:, None])
     tl.store(q_at + HALF, turned_second, mask=exists & is_q[:, None])
     slot = tl.load(slots + token)
-    live = exists & (slot >= 0)
-    row = (slot // block_size) * kv_heads * block_size + slot % block_size  # of KV head 0
-    k_at = keys + (row + (head - heads)[:, None] * block_size) * DIM + d[None, :]
-    tl.store(k_at, turned_first, mask=live & is_k[:, None])
-    tl.store(k_at + HALF, turned_second, mask=live & is_k[:, None])
-    v_at = values + (row + (head - heads - kv_heads)[:, None] * block_size) * DIM + d[None, :]
-    tl.store(v_at, turned_first, mask=live & is_v[:, None])
-    tl.store(v_at + HALF, turned_second, mask=live & is_v[:, None])
+    if slot >= 0:
+        row = (slot // block_size) * kv_heads * block_size + slot % block_size  # of KV head 0
+        k_at = keys + (row + (head - heads)[:, None] * block_size) * DIM + d[None, :]
+        tl.store(k_at, turned_first, mask=exists & is_k[:, None])
+        tl.store(k_at + HALF, turned_second, mask=exists & is_k[:, None])
+        v_at = values + (row + (head - heads - kv_heads)[:, None] * block_size) * DIM + d[None, :]
+        tl.store(v_at, turned_first, mask=exists & is_v[:, None])
+        tl.store(v_at + HALF, turned_second, mask=exists & is_v[:, None])
 
 
 def rope_and_cache(

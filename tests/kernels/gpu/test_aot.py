@@ -38,7 +38,7 @@ except aot.KernelSpills as error:
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": str(paths.ROOT)}
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, env=environment, cwd=paths.ROOT, timeout=280
     )
@@ -70,8 +70,9 @@ def kernel_names() -> set[str]:
     return {name for source in sources for name in re.findall(r"launch\(\s*(\w+),", source.read_text())}
 
 
-def test_a_kernel_that_spills_is_refused() -> None:
-    done = python("-c", SPILLING)
+def test_a_kernel_that_spills_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "spilling.py").write_text(SPILLING)
+    done = python(str(tmp_path / "spilling.py"))
     assert "too_large on sm_90 spills" in done.stdout and "take smaller blocks or more warps" in done.stdout, (
         done.stderr
     )
