@@ -45,8 +45,10 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def bandwidth(shapes: Shapes, device: torch.device, repeats: int = 30) -> dict[str, dict[str, float]]:
-    """Bytes that must move a second, in GB/s, by operator; `memory` is torch's own copy of 256 MB (fewer where there is less)."""
+def bandwidth(
+    shapes: Shapes, device: torch.device, repeats: int = 30, sequences: int = 32
+) -> dict[str, dict[str, float]]:
+    """Bytes that must move a second, in GB/s, by operator; `memory` is torch's own copy."""
     s, found = shapes, {}
 
     def measure(name: str, moved: int, run: Callable[[], Any]) -> None:
@@ -56,7 +58,7 @@ def bandwidth(shapes: Shapes, device: torch.device, repeats: int = 30) -> dict[s
     def empty(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.bfloat16, device=device)
 
-    big = empty(16 * s.hidden, s.ffn // 2)
+    big = empty(8 * s.ffn, s.hidden)
     copy = torch.empty_like(big)
     measure("memory", 2 * big.nbytes, lambda: copy.copy_(big))
     for rows in (1, 8):
@@ -66,11 +68,11 @@ def bandwidth(shapes: Shapes, device: torch.device, repeats: int = 30) -> dict[s
         measure(f"small_m_matmul of {rows}", weight.nbytes, lambda x=x, w=weight: matmul(x, w))
         measure(f"gated_mlp of {rows}", 2 * weight.nbytes, lambda x=x, w=weight, up=up: gated(x, w, up))
         measure(f"lm_head of {rows}", head.nbytes, lambda x=x, head=head: head_and_argmax(x, head))
-    keys, values, inputs = decode_inputs(s, 32, device)
-    q = empty(32, s.heads, s.head_dim)
-    out, read = torch.empty_like(q), 32 * s.context * s.kv_heads * s.head_dim * 2 * 2
+    keys, values, inputs = decode_inputs(s, sequences, device)
+    q = empty(sequences, s.heads, s.head_dim)
+    out, read = torch.empty_like(q), sequences * s.context * s.kv_heads * s.head_dim * 2 * 2
     common = (inputs.table, inputs.contexts, inputs.query_start, inputs.decode)
-    measure("paged_decode_attention of 32", read, lambda: decode_attention(q, keys, values, *common, out))
+    measure(f"paged_decode_attention of {sequences}", read, lambda: decode_attention(q, keys, values, *common, out))
     measure("kv_copy", 2 * keys.nbytes, lambda: copy_blocks(keys, values))
     return found
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.fp8_matmul.triton import CAPABILITY, fp8_linear, quantise_fp8
+from kernels.fp8_matmul.triton import CAPABILITY, fp8_linear, quantise_fp8, quantise_rows
 from kernels.gated_mlp.triton import gate_of_both, gated
+from kernels.gpu import tunables
 from kernels.kv_copy.triton import gather_blocks, scatter_blocks
 from kernels.lm_head.triton import head_and_argmax
 from kernels.moe.triton import experts_mlp, route
@@ -70,12 +71,20 @@ class Values:
     def checks(self) -> dict[str, Callable[[], tuple[Tensor, Tensor]]]:
         checks = {"rmsnorm_residual": self.norm, "qkv_rope_kv": self.rope, "moe": self.moe, "kv_copy": self.copies}
         checks |= {"paged_decode_attention": self.decode, "prefill_attention": self.prefill}
+        fp8 = self.device.type == "cpu" or torch.cuda.get_device_capability(self.device) >= CAPABILITY
+        if fp8 and self.device.type == "cuda":  # the interpreter's own rounding to fp8 loses carries
+            checks["fp8_rows"] = self.fp8_rows
         for rows in self.shapes.rows:
             for name in ("small_m_matmul", "gated_mlp", "silu_mul", "lm_head", "argmax", "int8", "int4"):
                 checks[f"{name} of {rows}"] = lambda name=name, rows=rows: self.product(name, rows)
-            if self.device.type == "cpu" or torch.cuda.get_device_capability(self.device) >= CAPABILITY:
+            if fp8:
                 checks[f"fp8 of {rows}"] = lambda rows=rows: self.product("fp8", rows)
         return checks
+
+    def fp8_rows(self) -> tuple[Tensor, Tensor]:
+        x = self.random(9, self.shapes.hidden)
+        (got, scale), (want, _) = quantise_rows(x), quantise_fp8(x)
+        return got.float() * scale[:, None], want.float() * scale[:, None]
 
     def norm(self) -> tuple[Tensor, Tensor]:
         x, r, w = (
@@ -107,7 +116,13 @@ class Values:
             return int8_linear(x, level, scale), F.linear(x.float(), level.float() * scale[:, None])
         if name == "fp8":
             level, scale = quantise_fp8(weight)
-            return fp8_linear(x, level, scale), F.linear(x.float(), level.float() * scale[:, None])
+            got = fp8_linear(x, level, scale)
+            if rows >= tunables.resolve("fp8_matmul")["QUANTISE_FROM"]:
+                x, x_scale = quantise_rows(x)
+                plain = F.linear(x.float() * x_scale[:, None], level.float() * scale[:, None])
+            else:
+                plain = F.linear(x.float(), level.float() * scale[:, None])
+            return got, plain
         packed = torch.randint(0, 256, (s.ffn, s.hidden // 2), dtype=torch.uint8, device=self.device)
         scale = self.random(s.ffn, s.hidden // 128).float()
         halves = packed.view(s.ffn, s.hidden // 128, 64)

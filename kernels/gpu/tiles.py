@@ -35,7 +35,7 @@ def product(
         else:
             left = k < depth - start
             x, w = tl.load(a_at, mask=left[None, :], other=0.0), tl.load(weight_at, mask=left[:, None], other=0.0)
-        total = dot(x, w.to(x.dtype), total, PRECISION)
+        total = dot(x, w, total, PRECISION)
         a_at += BLOCK_K
         weight_at += BLOCK_K
     return total

@@ -50,8 +50,8 @@ def int4_matmul(
     for _ in range(0, depth, GROUP):
         low_x, high_x, both = tl.load(x_at), tl.load(x_at + HALF), tl.load(packed_at)
         low, high = (both & 15).to(tl.int8) - 8, (both >> 4).to(tl.int8) - 8
-        part = dot(low_x, low.to(x.dtype.element_ty), tl.zeros((BLOCK_M, BLOCK_N), tl.float32), PRECISION)
-        part = dot(high_x, high.to(x.dtype.element_ty), part, PRECISION)
+        part = dot(low_x, low, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), PRECISION)
+        part = dot(high_x, high, part, PRECISION)
         total += part * tl.load(scale_at)[None, :]
         x_at += GROUP
         packed_at += HALF

@@ -14,22 +14,19 @@ import pytest
 from kernels.gpu import aot
 from tests import paths
 
+# 256 sums of a thread alone are more than the 255 registers it may have
 SPILLING = """
-import torch, triton, triton.language as tl
 from kernels.gpu import aot
+from kernels.gpu.examples import meta
 from kernels.gpu.launch import launch, recording
+from kernels.small_m_matmul.triton import small_m_matmul
 
-@triton.jit
-def too_large(x, out, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tile = tl.load(x + i)
-    for step in range(1, 9):  # every round needs the whole tile again
-        tile = tl.sort(tile * step)
-    tl.store(out + i, tile)
-
+x = meta(2048, 2048)
 with recording() as record:
-    x = torch.empty(16384, device="meta")
-    launch(too_large, (1,), x, x, N=16384, num_warps=1)
+    launch(
+        small_m_matmul, (16, 8), x, x, None, x, 2048, 2048, 2048, HAS_BIAS=False, BLOCK_M=128, BLOCK_N=256, BLOCK_K=64,
+        EVEN_K=True, PRECISION="tf32", num_warps=4, num_stages=3,
+    )
 try:
     aot.compile_launch(record[0], 90)
 except aot.KernelSpills as error:
@@ -73,7 +70,7 @@ def kernel_names() -> set[str]:
 def test_a_kernel_that_spills_is_refused(tmp_path: Path) -> None:
     (tmp_path / "spilling.py").write_text(SPILLING)
     done = python(str(tmp_path / "spilling.py"))
-    assert "too_large on sm_90 spills" in done.stdout and "take smaller blocks or more warps" in done.stdout, (
+    assert "small_m_matmul on sm_90 spills" in done.stdout and "take smaller blocks or more warps" in done.stdout, (
         done.stderr
     )
 
