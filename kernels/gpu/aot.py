@@ -149,7 +149,8 @@ def main() -> None:
     wanted = [x for x in distinct(launches(options.quick)) if options.only in x.kernel.__name__]
     records = [show(measure(x, capability)) for capability in options.capability for x in wanted]
     if options.out:
-        options.out.write_text(json.dumps([asdict(r) for r in records], indent=1))
+        rows = ",\n".join(" " + json.dumps({k: v for k, v in asdict(r).items() if k != "seconds"}) for r in records)
+        options.out.write_text(f"[\n{rows}\n]\n")
     for record in records:
         refuse_spills(record)
 

@@ -47,16 +47,19 @@ def records(out: Path, *arguments: str) -> list[dict[str, Any]]:
     return json.loads(out.read_text())
 
 
-@pytest.mark.parametrize("capability", [90, 100])
-def test_every_kernel_compiles_without_spilling(capability: int, tmp_path: Path) -> None:
-    found = records(tmp_path / "kernels.json", "--capability", str(capability), "--quick")
-    assert {r["kernel"] for r in found} == kernel_names()
+def test_every_kernel_compiles_for_both_capabilities_without_spilling(tmp_path: Path) -> None:
+    found = records(tmp_path / "kernels.json", "--quick")
+    assert {(r["kernel"], r["capability"]) for r in found} == {(k, c) for k in kernel_names() for c in aot.CAPABILITIES}
     assert all(0 < r["registers"] <= 255 and r["spills"] == 0 and r["shared"] <= 227 * 1024 for r in found)
 
 
 @pytest.mark.slow
-def test_every_example_compiles_without_spilling(tmp_path: Path) -> None:
-    assert len(records(tmp_path / "kernels.json")) > 90
+def test_every_example_compiles_as_recorded(tmp_path: Path) -> None:
+    """`kernels/gpu/compiled.json` is what the compiler says. Another Triton may say otherwise: then the kernels are the same."""
+    found = {(r["kernel"], r["capability"], r["variant"]) for r in records(tmp_path / "kernels.json")}
+    recorded = json.loads((paths.ROOT / "kernels" / "gpu" / "compiled.json").read_text())
+    assert found == {(r["kernel"], r["capability"], r["variant"]) for r in recorded}
+    assert not any(r["spills"] for r in recorded)
 
 
 def kernel_names() -> set[str]:
