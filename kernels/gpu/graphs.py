@@ -73,7 +73,7 @@ class DecodeGraphs:
         self.memory = torch.cuda.graph_pool_handle()
 
     def run(self, step: StepInput, cache: Sequence[Tensor], dispatch: Counter[str]) -> tuple[Tensor, Tensor] | None:
-        """Logits and greedy tokens of a pure decode step, valid until the next step; None when no graph is large enough."""
+        """Logits and greedy tokens of a pure decode step, copies that the next step leaves alone; None when no graph is large enough."""
         size = padded_size(step.token_ids.shape[0])
         if size is None or step.table.shape[1] > self.width:
             return None

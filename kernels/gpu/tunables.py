@@ -29,9 +29,10 @@ def load(name: str) -> Op:
 
 def resolve(name: str, values: Mapping[str, int] | None = None) -> dict[str, int]:
     """Defaults with `values` over them. Raises ParameterError naming the parameter and what is allowed."""
-    return _defaults(name) if not values else load(name).resolve(values)
+    return _resolved(name, tuple(sorted((values or {}).items())))
 
 
 @cache
-def _defaults(name: str) -> dict[str, int]:
-    return load(name).resolve()
+def _resolved(name: str, values: tuple[tuple[str, int], ...]) -> dict[str, int]:
+    """Every launch asks, so each set of values is checked once."""
+    return load(name).resolve(dict(values))

@@ -9,18 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 import engine.device
+from engine import wire
 from engine.artifacts import ArtifactStore
 from engine.baseline.forward import Forward as Baseline
 from engine.batching import SeqStep, make_batch
 from engine.contract import LoadedModel, Settings
 from engine.device.forward import Forward
-from engine.host import to_batch
+from engine.host import Host, to_batch
 from engine.loader import load_forward, make_pool
 from engine.models.weights import load_model
 from kernels.gpu.graphs import fill_static, padded_size, static_input
@@ -237,6 +239,24 @@ def test_it_loads_as_a_candidate_like_any_other(tiny: LoadedModel, tmp_path: Pat
     assert pool.tensors[0].shape[1:] == (2, 16, 16)
     near([loaded(to_batch(make_batch([SeqStep(1, TOKENS[:5], 0, [1])], 16)), pool)],
          [conversation_start(Baseline(tiny, Settings({}, 1)))])  # fmt: skip
+
+
+def test_the_hosts_status_carries_the_dispatch_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the host's own handlers and the wire; `set_num_threads` is left out as it would outlast this test."""
+    write_tiny_model(tmp_path / "model", num_hidden_layers=1, max_position_embeddings=64)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(torch, "set_grad_enabled", lambda _: None)
+    host = Host(tmp_path / "model", "float32", 1, 1 << 17, [])
+    folder = Path(next(iter(engine.device.__path__)))
+    candidate = ArtifactStore(tmp_path).put(
+        {"forward.py": (folder / "forward.py").read_text()}, name="triton", settings={"triton": SPLITS}
+    )
+    host.load(wire.Load(candidate.hash, str(candidate.path)))
+    plan = [SeqStep(1, TOKENS[:5], 0, [1])]
+    done = host.step(wire.Step(candidate.hash, make_batch(plan, 16), want_logits=True))
+    assert len(done.logits) == 512 * 4
+    status = msgspec.msgpack.decode(msgspec.msgpack.encode(host.status(wire.Status())), type=wire.HostStatus)
+    assert status.dispatch["prefill_attention"] == "1" and status.dispatch["lm_head"] == "1"
 
 
 def conversation_start(run: Any) -> Tensor:
