@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,6 @@ from engine.device.forward import Forward
 from engine.host import Host, to_batch
 from engine.loader import load_forward, make_pool
 from engine.models.weights import load_model
-from kernels.gpu.graphs import fill_static, padded_size, static_input
-from kernels.gpu.step import run_step
 from tests.conftest import write_tiny_model
 from tests.kernels.gpu.test_aot import kernel_names
 
@@ -202,32 +199,6 @@ def test_blocks_are_copied_and_carried_between_pools(tiny: LoadedModel) -> None:
     ours.import_blocks(other, [2], ours.export_blocks(pool, [3]))
     assert all(bool((t[2] == i + 1).all()) and not t[[0, 1, 3]].any() for i, t in enumerate(other.tensors))
     assert ours.dispatch == {"kv_copy": 3 * len(pool.tensors)}
-
-
-def test_a_padded_decode_step_gives_the_same_rows_and_touches_no_other_block(tiny: LoadedModel) -> None:
-    """What a captured graph runs: two live rows in a step of four."""
-    ours = forward(tiny)
-    pools = [ours.allocate(9) for _ in range(2)]
-    for pool in pools:
-        for tensor in pool.tensors:
-            tensor.copy_(torch.arange(tensor.numel()).view_as(tensor) % 7 / 7)
-    plan = [SeqStep(1, TOKENS[:1], 21, TABLES[0]), SeqStep(2, TOKENS[1:2], 18, TABLES[1])]
-    step = ours.plan(to_batch(make_batch(plan, 16)))
-    static = static_input(4, 5, ours.device)
-    for left_behind in (static.slots, static.contexts, static.positions):  # by a larger batch before this one
-        left_behind.fill_(3)
-    fill_static(static, step)
-    want, _ = run_step(ours.model, step, pools[0].tensors)
-    got, _ = run_step(ours.model, static, pools[1].tensors)
-    torch.testing.assert_close(got[:2], want, rtol=1e-4, atol=1e-4)
-    for a, b in zip(pools[0].tensors, pools[1].tensors, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-    with pytest.raises(ValueError, match="does not fit"):
-        fill_static(static, replace(step, table=torch.zeros((2, 6), dtype=torch.int32)))
-
-
-def test_batches_are_padded_to_the_next_captured_size() -> None:
-    assert [padded_size(n) for n in (1, 3, 17, 256, 257)] == [1, 4, 24, 256, None]
 
 
 def test_it_loads_as_a_candidate_like_any_other(tiny: LoadedModel, tmp_path: Path) -> None:
