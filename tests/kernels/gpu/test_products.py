@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from kernels.fp8_matmul.triton import fp8_linear, quantise_fp8, quantise_rows
 from kernels.gated_mlp.triton import gate_of_both, gated
+from kernels.gpu import tunables
 from kernels.gpu.linear import quantise
 from kernels.lm_head.triton import head_and_argmax
 from kernels.small_m_matmul.triton import matmul
@@ -119,3 +120,50 @@ def test_a_kind_or_depth_that_is_not_supported_is_named() -> None:
         quantise(random(4, 64), "int3")
     with pytest.raises(ValueError, match="groups of 128, not 72"):
         quantise(random(4, 72), "int4")
+
+
+def run_op(op: str, rows: int, params: dict[str, int]) -> tuple[Tensor, Tensor]:
+    """(the operator's result, the reference's) at an odd shape."""
+    x, weight = inputs(rows, 150, 256, torch.float32)
+    plain = F.linear(x, weight)
+    if op == "gated_mlp":
+        return gated(x, weight, weight, params), F.silu(plain) * plain
+    if op == "lm_head":
+        return head_and_argmax(x, weight, params)[0], plain
+    if op == "weight_only_matmul":
+        level, scale = quantise_int8(weight)
+        return int8_linear(x, level, scale, None, params), F.linear(x, level.float() * scale[:, None])
+    if op == "fp8_matmul":
+        level, scale = quantise_fp8(weight)
+        said = level.float() * scale[:, None]
+        if rows >= tunables.resolve(op, params)["QUANTISE_FROM"]:
+            x8, x_scale = quantise_rows(x)
+            return fp8_linear(x, level, scale, None, params), F.linear(x8.float() * x_scale[:, None], said)
+        return fp8_linear(x, level, scale, None, params), F.linear(x, said)
+    return matmul(x, weight, None, params), plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", ["small_m_matmul", "gated_mlp", "lm_head", "weight_only_matmul", "fp8_matmul"])
+def test_every_parameter_value_is_right(op: str) -> None:
+    tried = 0
+    for parameter in tunables.load(op).params:
+        for value in parameter.values:
+            values = {parameter.name: value}
+            if tunables.load(op).allows(values):
+                rows = 130 if parameter.name.startswith("LARGE") else 9
+                close(*run_op(op, rows, values), 1e-4)
+                tried += 1
+    assert tried >= 20
+
+
+@pytest.mark.parametrize("op", tunables.names())
+def test_the_parameters_of_every_operator_are_sound(op: str) -> None:
+    loaded = tunables.load(op)
+    for parameter in loaded.params:
+        assert parameter.default in parameter.values and parameter.why
+        assert (
+            parameter.name.removeprefix("SMALL").removeprefix("LARGE_") in loaded.source_text
+            or "matmul_tiles" in loaded.source_text
+        )
+    assert tunables.resolve(op) == loaded.defaults()
