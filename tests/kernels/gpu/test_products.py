@@ -158,12 +158,12 @@ def test_every_parameter_value_is_right(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", tunables.names())
-def test_the_parameters_of_every_operator_are_sound(op: str) -> None:
-    loaded = tunables.load(op)
+def test_the_parameters_of_every_operator_are_sound_and_read(op: str) -> None:
+    loaded, tiles = tunables.load(op), (tunables.ROOT / "gpu" / "tiles.py").read_text()
     for parameter in loaded.params:
         assert parameter.default in parameter.values and parameter.why
-        assert (
-            parameter.name.removeprefix("SMALL").removeprefix("LARGE_") in loaded.source_text
-            or "matmul_tiles" in loaded.source_text
+        either = "}" + parameter.name.removeprefix("SMALL").removeprefix("LARGE") + '"'
+        assert any(f'"{parameter.name}"' in text or either in text for text in (loaded.source_text, tiles)), (
+            parameter.name
         )
     assert tunables.resolve(op) == loaded.defaults()
