@@ -216,7 +216,8 @@ class Host:
 
         rss = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         newest = next(reversed(self.resident.values()), None)
-        dispatch = dict(getattr(newest.forward, "dispatch", {})) if newest else {}
+        report = getattr(newest.forward, "dispatch", {}) if newest else {}
+        dispatch = {str(name): str(value) for name, value in report.items()}
         mapping = f"{self.weights_hash}@{next(iter(self.model.weights.values())).data_ptr():x}"
         return wire.HostStatus(
             os.getpid(), rss, torch.get_num_threads(), list(self.resident), mapping, dispatch, self.sandbox_layers

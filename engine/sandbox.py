@@ -24,6 +24,7 @@ KEPT_ENVIRONMENT = (
     "OMP_NUM_THREADS",
     "PYTHONPATH",
     "PYTHONHASHSEED",
+    "CUDA_VISIBLE_DEVICES",
 )
 
 
@@ -32,6 +33,7 @@ def clean_environment(scratch: str) -> dict[str, str]:
     kept = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
     return kept | {
         "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor",
+        "TRITON_CACHE_DIR": f"{scratch}/triton",
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
     }

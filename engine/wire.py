@@ -153,7 +153,7 @@ class HostStatus(Msg, frozen=True):
     threads: int
     resident: list[tuple[str, int]] = []  # (artifact_hash, layers)
     weights_mapping: str = ""  # names where the weights are mapped; unchanged by a swap
-    dispatch: dict[str, str] = {}  # which implementation each operator of the newest candidate went to
+    dispatch: dict[str, str] = {}  # by operator of the newest candidate: which implementation it went to, or calls
     sandbox: list[str] = []  # layers applied
 
 

@@ -1,0 +1,1 @@
+"""What the Triton operators share: launching, ahead-of-time compilation, the step that is made of them, CUDA graphs."""
