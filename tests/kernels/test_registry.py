@@ -6,7 +6,7 @@ import pytest
 
 from kernels import registry
 
-OPERATORS = ("decode_step", "linear_small_m", "paged_attention")
+OPERATORS = ("decode_step", "small_m_matmul", "paged_attention")
 
 
 def test_every_operator_is_found() -> None:

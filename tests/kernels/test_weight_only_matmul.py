@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.weight_only_matmul import reference
 from tests.kernels import support
 from tests.kernels.contract import KernelContract
-from tests.kernels.test_linear_small_m import case
+from tests.kernels.test_small_m_matmul import case
 
 
 class TestWeightOnlyMatmul(KernelContract):

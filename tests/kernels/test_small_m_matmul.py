@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.linear_small_m import reference
+from kernels.small_m_matmul import reference
 from tests.kernels import support
 from tests.kernels.contract import KernelContract
 
@@ -21,8 +21,8 @@ def case(rows: int, n: int, k: int, bias: bool = False) -> tuple[Tensor, Tensor,
     return x, w, torch.randn(n, generator=g).bfloat16() if bias else None
 
 
-class TestLinearSmallM(KernelContract):
-    op = "linear_small_m"
+class TestSmallMMatmul(KernelContract):
+    op = "small_m_matmul"
     cases = {
         **{f"{rows} rows": case(rows, 96, 64) for rows in range(1, 18)},
         "narrow": case(3, 5, 2),

@@ -9,7 +9,7 @@ import torch
 
 
 class PackedLinear:
-    """y = x . weight^T + bias through `library` (built from linear_small_m): x bf16 [M, k] -> bf16 or float32 [M, n].
+    """y = x . weight^T + bias through `library` (built from small_m_matmul): x bf16 [M, k] -> bf16 or float32 [M, n].
 
     Pays off while M is small (a decode batch); a prefill chunk is as well served by torch.
     """
