@@ -20,6 +20,7 @@ from torch import Tensor
 
 from engine.models.config import ModelConfig
 from engine.models.rope import rope_table
+from engine.models.structure import magnitude
 
 __all__ = [
     "DECODE",
@@ -30,6 +31,7 @@ __all__ = [
     "LoadedModel",
     "ModelConfig",
     "Settings",
+    "magnitude",
     "rope_table",
 ]
 
