@@ -54,9 +54,7 @@ class Forward(Llama):
         h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + LATENT_EPS)
         return self.weights[f"{name}.weight"] * h.to(self.dtype)
 
-    def attention(
-        self, i: int, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, batch: Batch, plan: Plan
-    ) -> Tensor:
+    def attention(self, i: int, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, batch: Batch, plan: Plan) -> Tensor:
         """x [T, hidden]; cache [slots, latent | rotated key]."""
         m, p = self.config.latent, f"model.layers.{i}.self_attn"
         q, q_rope = self.queries(x, p).split([m.nope_dim, m.rope_dim], dim=-1)
@@ -90,7 +88,10 @@ class Forward(Llama):
         m = self.config.latent
         k_up, v_up = up.split([m.nope_dim, m.value_dim], dim=1)
         inside = torch.einsum("dhn,hnr->dhr", q, k_up)
-        query, keys = torch.cat([inside, q_rope], dim=-1)[:, None], rows[:, None]  # heads are the query rows of one head
+        query, keys = (
+            torch.cat([inside, q_rope], dim=-1)[:, None],
+            rows[:, None],
+        )  # heads are the query rows of one head
         mask, values = plan.decode_mask, keys[..., : m.kv_rank]
         found = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=self.scale)
         return torch.einsum("dhr,hvr->dhv", found[:, 0], v_up)
@@ -102,7 +103,9 @@ class Forward(Llama):
         k = torch.cat([k, rows[None, :, m.kv_rank :].expand(len(k), -1, -1)], dim=-1)
         query = torch.cat([q, q_rope], dim=-1).transpose(0, 1)
         mask = torch.ones(n, context, dtype=torch.bool).tril_(context - n)
-        return F.scaled_dot_product_attention(query[None], k[None], v[None], attn_mask=mask, scale=self.scale)[0].transpose(0, 1)
+        return F.scaled_dot_product_attention(query[None], k[None], v[None], attn_mask=mask, scale=self.scale)[
+            0
+        ].transpose(0, 1)
 
 
 def build(model: LoadedModel, settings: Settings) -> Forward:

@@ -122,7 +122,9 @@ def _dtype(fields: Fields) -> str:
     dtype = str(fields.get("torch_dtype") or fields.get("dtype") or "float32")
     if dtype not in DTYPES:
         raise ModelError(
-            "wrong_dtype", f"{fields.where}: torch_dtype {dtype!r} is not supported.", f"Supported: {', '.join(DTYPES)}."
+            "wrong_dtype",
+            f"{fields.where}: torch_dtype {dtype!r} is not supported.",
+            f"Supported: {', '.join(DTYPES)}.",
         )
     return dtype
 
@@ -151,7 +153,9 @@ def _rope_scaling(fields: Fields, positions: int) -> RopeScaling | None:
         )
     found = {"kind": kind, "factor": rope.number("factor", 1.0)}
     if kind == "llama3":
-        found |= {name: rope.number(name, default) for name, default in (("low_freq_factor", 1), ("high_freq_factor", 4))}
+        found |= {
+            name: rope.number(name, default) for name, default in (("low_freq_factor", 1), ("high_freq_factor", 4))
+        }
         found["original_max_position"] = rope.whole("original_max_position_embeddings", 8192)
     elif kind == "yarn":
         found |= _yarn(rope, positions)

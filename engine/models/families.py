@@ -58,9 +58,7 @@ def qwen3_moe(fields: Fields) -> dict[str, Any]:
     fields.given(*DEFAULTS_DIFFER)
     _no_window_in_use(fields)
     step, dense = fields.whole("decoder_sparse_step", 1), fields.get("mlp_only_layers", [])
-    layers = tuple(
-        i for i in range(fields.whole("num_hidden_layers")) if i not in dense and (i + 1) % step == 0
-    )
+    layers = tuple(i for i in range(fields.whole("num_hidden_layers")) if i not in dense and (i + 1) % step == 0)
     count, per_token = _counts(fields, "num_experts")
     size = fields.whole("moe_intermediate_size")
     experts = Experts(count, per_token, size, layers, fields.flag("norm_topk_prob"))
