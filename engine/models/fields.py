@@ -8,19 +8,19 @@ from typing import Any, NoReturn
 from engine.models.errors import ModelError
 
 # Fields that change no value of a forward pass in float32 or bfloat16: bookkeeping, training, text generation defaults.
-HARMLESS = frozenset(
-    """
-    architectures model_type transformers_version transformers.js_config _name_or_path name_or_path auto_map
-    _attn_implementation_autoset _attn_implementation attn_implementation use_cache torch_dtype dtype use_bfloat16
-    initializer_range attention_dropout hidden_dropout embd_pdrop resid_pdrop dropout classifier_dropout pad_token_id
-    unk_token_id sep_token_id decoder_start_token_id bos_token_id eos_token_id is_llama_config tokenizer_class prefix
-    id2label label2id problem_type task_specific_params finetuning_task return_dict output_hidden_states
-    output_attentions output_scores return_dict_in_generate torchscript is_decoder chunk_size_feed_forward
-    router_aux_loss_coef output_router_logits router_jitter_noise aux_loss_alpha seq_aux ep_size
-    num_nextn_predict_layers layer_norm_eps max_length min_length do_sample early_stopping num_beams temperature top_k
-    top_p typical_p repetition_penalty length_penalty num_return_sequences unsloth_version unsloth_fixed
-    """.split()
-)
+HARMLESS = frozenset({
+    "architectures", "model_type", "transformers_version", "transformers.js_config", "_name_or_path",
+    "name_or_path", "auto_map", "_attn_implementation_autoset", "_attn_implementation", "attn_implementation",
+    "use_cache", "torch_dtype", "dtype", "use_bfloat16", "initializer_range", "attention_dropout", "hidden_dropout",
+    "embd_pdrop", "resid_pdrop", "dropout", "classifier_dropout", "pad_token_id", "unk_token_id", "sep_token_id",
+    "decoder_start_token_id", "bos_token_id", "eos_token_id", "is_llama_config", "tokenizer_class", "prefix",
+    "id2label", "label2id", "problem_type", "task_specific_params", "finetuning_task", "return_dict",
+    "output_hidden_states", "output_attentions", "output_scores", "return_dict_in_generate", "torchscript",
+    "is_decoder", "chunk_size_feed_forward", "router_aux_loss_coef", "output_router_logits", "router_jitter_noise",
+    "aux_loss_alpha", "seq_aux", "ep_size", "num_nextn_predict_layers", "max_length", "min_length", "do_sample",
+    "early_stopping", "num_beams", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty",
+    "length_penalty", "num_return_sequences", "unsloth_version", "unsloth_fixed",
+})  # fmt: skip
 
 
 class Fields:

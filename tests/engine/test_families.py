@@ -16,7 +16,18 @@ from engine.models.layout import expected_shapes
 from engine.models.rope import inverse_frequencies, rope_table
 from optimizer.cost.roofline import step_bytes
 from optimizer.measure.probe import OPERATORS, probe_artifact
-from tests.contracts.family_contract import NEW, PROMPT, TINY, FamilyContract, Ours, their_greedy, theirs, write_family
+from optimizer.verify.faults import LEAKY_TAIL
+from tests.contracts.family_contract import (
+    NEW,
+    OTHER,
+    PROMPT,
+    TINY,
+    FamilyContract,
+    Ours,
+    their_greedy,
+    theirs,
+    write_family,
+)
 from tests.damage import change
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
@@ -218,6 +229,17 @@ def test_a_step_reads_the_experts_of_one_token_at_least() -> None:
     rest = sum(s[0] * s[1] for n, s in layers.items() if ".experts." not in n)
     assert expert == 3 * 48 * 64
     assert step_bytes(config, "bfloat16", layers=1) == 2 * (rest + 3 * expert + 384 * 64)
+
+
+@pytest.mark.parametrize("case", [TestQwen3, TestDeepseekV3])
+def test_a_planted_fault_is_one_here_too(case: type[FamilyContract], tmp_path: Path, artifacts: ArtifactStore) -> None:
+    """Verification plants its faults in the family's own baseline: reading page tails brings in what lies there."""
+    write_family(tmp_path, case.family, case.fields)
+    ours = Ours(tmp_path, artifacts)
+    assert bool(torch.isfinite(ours.step((0, PROMPT[:5], 0), (1, OTHER[:3], 0))).all())
+    planted = LEAKY_TAIL.store(artifacts, artifacts.baseline(ours.model.config))
+    ours.forward = load_forward(planted.path, planted.hash, ours.model, threads=1)
+    assert bool(torch.isnan(ours.step((0, PROMPT[5:6], 5), (1, OTHER[3:4], 3))).any())
 
 
 @pytest.mark.parametrize("case", [TestMixtral, TestDeepseekV3])

@@ -179,7 +179,7 @@ def test_a_family_with_a_baseline_of_its_own_gets_settings_alone(family: str, fi
     assert made and all(p.settings and p.mechanism == "settings" for p in made)
     assert all(p.files == baseline_files(baseline_of(config)) != baseline_files("llama") for p in made)
     said = limits(agents, view)
-    assert len(said) == 4 and all(f"a {family} model has its own" in sentence for sentence in said)
+    assert len(said) == len(agents) and all(f"a {family} model has its own" in sentence for sentence in said)
 
 
 def test_a_kernel_with_rope_tables_of_its_own_is_not_proposed_for_yarn() -> None:
