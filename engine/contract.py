@@ -20,12 +20,13 @@ from torch import Tensor
 
 from engine.models.config import ModelConfig
 from engine.models.rope import rope_table
-from engine.models.structure import magnitude
+from engine.models.structure import Experts, magnitude
 
 __all__ = [
     "DECODE",
     "PREFILL",
     "Batch",
+    "Experts",
     "ForwardPass",
     "KVPool",
     "LoadedModel",

@@ -1,16 +1,18 @@
 """A mixture of experts in plain PyTorch: one gated MLP for the tokens sent to it, expert by expert."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.contract import Experts
+
 Linear = Callable[[Tensor, str], Tensor]  # x [T, in], name of a projection -> [T, out]
 
 
-def mixture(x: Tensor, layer: str, e, weights: dict[str, Tensor], linear: Linear) -> Tensor:
-    """x [T, hidden] through the experts of `layer`; `e` is the config's `Experts`. Shares are kept and summed in float32."""
+def mixture(x: Tensor, layer: str, e: Experts, weights: Mapping[str, Tensor], linear: Linear) -> Tensor:
+    """x [T, hidden] through the experts of `layer`. Shares are kept and summed in float32."""
     block = f"{layer}.{e.block}"
     logits = F.linear(x.float(), weights[f"{block}.gate.weight"].float())
     shares, chosen = choose(logits, e, weights.get(f"{block}.gate.e_score_correction_bias"))
@@ -29,7 +31,7 @@ def gated(x: Tensor, gate: str, up: str, down: str, linear: Linear) -> Tensor:
     return linear(F.silu(linear(x, gate)) * linear(x, up), down)
 
 
-def choose(logits: Tensor, e, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+def choose(logits: Tensor, e: Experts, correction: Tensor | None) -> tuple[Tensor, Tensor]:
     """Router logits [T, experts] -> shares (float32) and numbers of the experts chosen, both [T, per_token]."""
     scores = logits.sigmoid() if e.scoring == "sigmoid" else logits.softmax(-1)
     ranked = scores if correction is None else scores + correction
@@ -42,7 +44,7 @@ def choose(logits: Tensor, e, correction: Tensor | None) -> tuple[Tensor, Tensor
     return shares * e.scale, chosen
 
 
-def in_best_groups(ranked: Tensor, e, best: int) -> Tensor:
+def in_best_groups(ranked: Tensor, e: Experts, best: int) -> Tensor:
     """Bool [T, experts]: whether the expert is in one of the groups kept. A group is worth the sum of its `best` best."""
     groups = ranked.view(len(ranked), e.groups, -1)
     worth = groups.topk(best, dim=-1).values.sum(-1)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine.artifacts import ArtifactStore
+from engine.client import HostClient
 from engine.loader import load_forward
 from engine.models.config import parse_config
 from engine.models.errors import ModelError
@@ -16,6 +17,7 @@ from engine.models.layout import expected_shapes
 from engine.models.rope import inverse_frequencies, rope_table
 from optimizer.cost.roofline import step_bytes
 from optimizer.measure.probe import OPERATORS, probe_artifact
+from optimizer.measure.rig import Rig, Script
 from optimizer.verify.faults import LEAKY_TAIL
 from tests.contracts.family_contract import (
     NEW,
@@ -240,6 +242,16 @@ def test_a_planted_fault_is_one_here_too(case: type[FamilyContract], tmp_path: P
     planted = LEAKY_TAIL.store(artifacts, artifacts.baseline(ours.model.config))
     ours.forward = load_forward(planted.path, planted.hash, ours.model, threads=1)
     assert bool(torch.isnan(ours.step((0, PROMPT[5:6], 5), (1, OTHER[3:4], 3))).any())
+
+
+def test_a_host_serves_a_family(tmp_path: Path, artifacts: ArtifactStore) -> None:
+    """The sources that a baseline is built on are found inside the sandbox too."""
+    write_family(tmp_path, "Mixtral", TestMixtral.fields)
+    ours = Ours(tmp_path, artifacts)
+    with HostClient(tmp_path, dtype="float32", threads=1, kv_bytes=1 << 22) as host:
+        rig = Rig(host, artifacts.baseline(ours.model.config))
+        played = rig.play(Script((tuple(PROMPT),), ((7,),)))
+    torch.testing.assert_close(torch.from_numpy(played[0][0]), ours.step((0, PROMPT, 0))[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("case", [TestMixtral, TestDeepseekV3])
