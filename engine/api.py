@@ -33,6 +33,7 @@ from engine.api_responses import Writer
 from engine.artifacts import Artifact, ArtifactError, ArtifactStore, read_artifact
 from engine.client import DEFAULT_KV_BYTES, HostClient, HostFailure
 from engine.http_server import Listener, PortInUse, end_with_parent, read_body, run_server, tell_ready
+from engine.models.config import read_config
 from engine.models.errors import ModelError
 from engine.models.tokenizer import Tokenizer
 from engine.runner import EngineRunner
@@ -226,7 +227,7 @@ class Server:
 def _first_artifact(options: argparse.Namespace) -> Artifact:
     """The artefact folder named on the command line, else the baseline from the data folder."""
     if options.artifact is None:
-        return ArtifactStore(options.data).baseline()
+        return ArtifactStore(options.data).baseline(read_config(options.model))
     path = options.artifact.resolve()
     return read_artifact(path, path.name)
 

@@ -11,11 +11,14 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from engine.models.config import ModelConfig
+from engine.models.structure import baseline_of
 
 CONTRACT_VERSION = 1
 BASELINE_FOLDER = Path(__file__).resolve().parent / "baseline"
@@ -90,10 +93,10 @@ class ArtifactStore:
             raise ArtifactError(f"{digest!r} is not an artefact hash (64 hexadecimal digits).")
         return read_artifact(self.root / digest, digest)
 
-    def baseline(self) -> Artifact:
-        """The baseline candidate, stored like any other."""
+    def baseline(self, config: ModelConfig | None = None) -> Artifact:
+        """The baseline candidate of models of this shape (None: Llama's), stored like any other."""
         described = msgspec.json.decode((BASELINE_FOLDER / "manifest.json").read_bytes())
-        return self.put({"forward.py": (BASELINE_FOLDER / "forward.py").read_text()}, **described)
+        return self.put(baseline_files(baseline_of(asdict(config)) if config else "llama"), **described)
 
     def _write(self, target: Path, manifest: Manifest, files: Mapping[str, str], libraries: Mapping[str, Path]) -> None:
         staging = Path(tempfile.mkdtemp(prefix=".put-", dir=self.root))
@@ -112,6 +115,14 @@ class ArtifactStore:
                     raise
         finally:
             shutil.rmtree(staging, ignore_errors=True)
+
+
+def baseline_files(name: str) -> dict[str, str]:
+    """The sources of a baseline: Llama's stands alone, the others (`engine.models.structure.baseline_of`) build on it."""
+    if name == "llama":
+        return {"forward.py": (BASELINE_FOLDER / "forward.py").read_text()}
+    sources = {"forward.py": f"{name}.py", "llama.py": "forward.py", "experts.py": "experts.py"}
+    return {file: (BASELINE_FOLDER / source).read_text() for file, source in sources.items()}
 
 
 def read_artifact(path: Path, digest: str) -> Artifact:

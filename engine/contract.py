@@ -20,16 +20,19 @@ from torch import Tensor
 
 from engine.models.config import ModelConfig
 from engine.models.rope import rope_table
+from engine.models.structure import Experts, magnitude
 
 __all__ = [
     "DECODE",
     "PREFILL",
     "Batch",
+    "Experts",
     "ForwardPass",
     "KVPool",
     "LoadedModel",
     "ModelConfig",
     "Settings",
+    "magnitude",
     "rope_table",
 ]
 

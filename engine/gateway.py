@@ -38,7 +38,7 @@ from engine.gateway_records import Records
 from engine.http_server import Listener, PortInUse, read_body, run_server
 from engine.models.errors import ModelError
 from engine.models.resolve import resolve_model
-from engine.plan import CANARY, STABLE, PlanError, PlanStore, check_slug, write_atomically
+from engine.plan import CANARY, STABLE, PlanError, PlanStore, check_parallel, check_slug, write_atomically
 from engine.wire import EndpointSpec, ServingPlan
 
 log = logging.getLogger(__name__)
@@ -119,6 +119,7 @@ class Gateway:
         spec = await _read(request, EndpointSpec)
         if spec.slug != slug:
             raise bad(f"the body describes endpoint {spec.slug!r} and was sent to {slug!r}", "slug")
+        check_parallel(spec)
         if Path(spec.model_path).is_dir():
             await asyncio.to_thread(resolve_model, spec.model_path, self.data)
         async with self.changing:

@@ -12,6 +12,7 @@ import msgspec
 
 from engine.artifacts import ArtifactError, ArtifactStore
 from engine.fleet import ApiServer, ServerFailed
+from engine.models.config import read_config
 from engine.plan import BASELINE_VERSION, CANARY, STABLE, PlanStore, check_plan, stable_of, version
 from engine.wire import EndpointSpec, ServingPlan, VersionShare
 
@@ -74,7 +75,9 @@ class ServedEndpoint:
         }
 
     def _first_plan(self) -> ServingPlan:
-        baseline = VersionShare(BASELINE_VERSION, self._artifacts.baseline().hash, 1.0, STABLE)
+        folder = Path(self.spec.model_path)  # what is no folder is converted when its server starts, and is a Llama
+        config = read_config(folder) if folder.is_dir() else None
+        baseline = VersionShare(BASELINE_VERSION, self._artifacts.baseline(config).hash, 1.0, STABLE)
         plan = ServingPlan(self.spec.slug, 0, [baseline])
         self._store.save_applied(plan)
         return plan

@@ -36,12 +36,12 @@ def load_forward(path: Path, artifact_hash: str, model: LoadedModel, threads: in
 
 
 def load_module(path: Path, artifact_hash: str) -> types.ModuleType:
-    """Executes `forward.py` as a module of its own. Its other .py files import as `candidate_<hash>.<name>`."""
+    """Executes `forward.py` as a module of its own. It imports its other .py files from `.`: they are its package's."""
     name = f"candidate_{artifact_hash[:16]}"
     file = path / "forward.py"
     source = file.read_text()
     module = types.ModuleType(name)
-    module.__file__, module.__path__ = str(file), [str(path)]
+    module.__file__, module.__path__, module.__package__ = str(file), [str(path)], name
     sys.modules[name] = module
     linecache.cache[str(file)] = (len(source), None, source.splitlines(keepends=True), str(file))
     try:

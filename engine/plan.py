@@ -22,6 +22,7 @@ from engine.wire import EndpointSpec, ServingPlan, VersionShare
 
 STABLE, CANARY = "stable", "canary"
 BASELINE_VERSION = "baseline"
+PARALLEL_SIZES = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
 T = TypeVar("T")
 
 
@@ -47,6 +48,14 @@ def check_slug(slug: str) -> str:
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", slug):
         raise PlanError(f"{slug!r} cannot name an endpoint: use up to 64 lower-case letters, digits, dots, - and _.")
     return slug
+
+
+def check_parallel(spec: EndpointSpec) -> None:
+    """Raises PlanError naming the first parallel size that is not one: a version runs in one process on one device."""
+    for name in PARALLEL_SIZES:
+        size = getattr(spec, name)
+        if size != 1:
+            raise PlanError(f"{name} = {size} cannot be served: a version runs on one device. Set {name} to 1.")
 
 
 def check_plan(plan: ServingPlan, slug: str, artifacts: ArtifactStore) -> None:
@@ -87,6 +96,8 @@ class PlanStore:
         return found
 
     def save_endpoint(self, spec: EndpointSpec) -> None:
+        """Raises PlanError for parallel sizes that cannot be served."""
+        check_parallel(spec)
         self._write(spec.slug, "endpoint.json", spec)
 
     def remove(self, slug: str) -> None:

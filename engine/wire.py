@@ -210,6 +210,9 @@ class EndpointSpec(msgspec.Struct, frozen=True):
     threads: int = 0  # 0: all cores
     kv_bytes: int = 512 * 1024 * 1024
     max_context: int = 0  # 0: the model's own
+    tensor_parallel: int = 1  # these three say how many devices share a version; fixed for the endpoint's life
+    pipeline_parallel: int = 1
+    expert_parallel: int = 1
 
 
 class RequestRecord(msgspec.Struct, frozen=True):

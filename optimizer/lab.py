@@ -126,7 +126,7 @@ class Lab:
     restarts: int = 0
 
     def __post_init__(self) -> None:
-        self.baseline = self.artifacts.baseline()
+        self.baseline = self.artifacts.baseline(self.scene.config)
         self.log = self.run.run_dir / "search-host.log"
         self.host = HostClient(
             self.scene.model,

@@ -8,26 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from engine.models.errors import ModelError
+from engine.models.families import FAMILIES
+from engine.models.fields import Fields
+from engine.models.structure import Experts, LatentAttention, RopeScaling, magnitude
 
-ARCHITECTURES = {"LlamaForCausalLM": "llama"}
+__all__ = ["Experts", "LatentAttention", "ModelConfig", "RopeScaling", "parse_config", "read_config"]
+
 DTYPES = ("float32", "bfloat16", "float16")
-ROPE_TYPES = ("default", "linear", "llama3")
-
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """Rotary scaling: `linear` divides positions; `llama3` rescales low frequencies (Llama 3.1 report, section 3.2)."""
-
-    kind: str
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a decoder-only model. Sizes in elements, `max_position_embeddings` in tokens."""
+    """The shape of a decoder-only model. Sizes in elements, `max_position_embeddings` and `sliding_window` in tokens."""
 
     model_type: str
     vocab_size: int
@@ -36,16 +29,28 @@ class ModelConfig:
     num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int
-    head_dim: int
+    head_dim: int  # with latent attention: of the rotated part
     max_position_embeddings: int
     rms_norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None
     tie_word_embeddings: bool
-    attention_bias: bool
+    attention_bias: bool  # of queries, keys and values
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     torch_dtype: str
+    output_bias: bool = False  # of attention's output
+    head_norm: bool = False  # every head's query and key are normalised before they are rotated
+    sliding_window: int = 0  # positions that a query sees, its own included; 0: all
+    experts: Experts | None = None
+    latent: LatentAttention | None = None
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers that a token keeps in the cache of one layer."""
+        if self.latent is not None:
+            return self.latent.kv_rank + self.latent.rope_dim
+        return 2 * self.num_key_value_heads * self.head_dim
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -71,89 +76,103 @@ def read_config(folder: Path) -> ModelConfig:
 def parse_config(raw: dict[str, Any], where: str) -> ModelConfig:
     """`ModelConfig` from the fields of a config.json; `where` names it in errors."""
     names = raw.get("architectures") or []
-    if not names or names[0] not in ARCHITECTURES:
+    if not names or names[0] not in FAMILIES:
         raise ModelError(
             "unknown_architecture",
             f"{where}: architecture {names[0] if names else 'missing'!r} is not supported.",
-            f"Supported: {', '.join(ARCHITECTURES)}.",
+            f"Supported: {', '.join(FAMILIES)}.",
         )
-    _refuse_unsupported(raw, where)
-    hidden, heads = _whole(raw, "hidden_size", where), _whole(raw, "num_attention_heads", where)
-    kv_heads = _whole(raw, "num_key_value_heads", where, heads)
-    head_dim = _whole(raw, "head_dim", where, hidden // heads)
+    fields, family = Fields(raw, where), FAMILIES[names[0]]
+    _refuse_unsupported(fields)
+    common = _common(fields)
+    config = ModelConfig(model_type=family.model_type, **common | family.read(fields))
+    fields.refuse_the_rest()
+    return config
+
+
+def _common(fields: Fields) -> dict[str, Any]:
+    """What every family has."""
+    heads, eos = fields.whole("num_attention_heads"), fields.get("eos_token_id")
+    kv_heads = fields.whole("num_key_value_heads", heads)
     if heads % kv_heads:
-        raise ModelError("config_invalid", f"{where}: {heads} attention heads do not divide into {kv_heads} KV heads.")
-    eos = raw.get("eos_token_id")
-    return ModelConfig(
-        model_type=ARCHITECTURES[names[0]],
-        vocab_size=_whole(raw, "vocab_size", where),
-        hidden_size=hidden,
-        intermediate_size=_whole(raw, "intermediate_size", where),
-        num_hidden_layers=_whole(raw, "num_hidden_layers", where),
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=_whole(raw, "max_position_embeddings", where, 2048),
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        rope_theta=float(raw.get("rope_theta", 10000.0)),
-        rope_scaling=_rope_scaling(raw.get("rope_scaling"), where),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        attention_bias=bool(raw.get("attention_bias", False)),
-        bos_token_id=raw.get("bos_token_id"),
-        eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
-        torch_dtype=_dtype(raw, where),
-    )
+        message = f"{fields.where}: {heads} attention heads do not divide into {kv_heads} KV heads."
+        raise ModelError("config_invalid", message)
+    positions = fields.whole("max_position_embeddings", 2048)
+    return {
+        "vocab_size": fields.whole("vocab_size"),
+        "hidden_size": fields.whole("hidden_size"),
+        "intermediate_size": fields.whole("intermediate_size"),
+        "num_hidden_layers": fields.whole("num_hidden_layers"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": fields.whole("head_dim", fields.whole("hidden_size") // heads),
+        "max_position_embeddings": positions,
+        "rms_norm_eps": fields.number("rms_norm_eps", 1e-6),
+        "rope_theta": fields.number("rope_theta", 10000.0),
+        "rope_scaling": _rope_scaling(fields, positions),
+        "tie_word_embeddings": fields.flag("tie_word_embeddings"),
+        "attention_bias": fields.flag("attention_bias"),
+        "bos_token_id": fields.get("bos_token_id"),
+        "eos_token_ids": tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
+        "torch_dtype": _dtype(fields),
+    }
 
 
-def _whole(raw: dict[str, Any], name: str, where: str, default: int | None = None) -> int:
-    value = raw.get(name)
-    value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError("config_invalid", f"{where}: {name} must be a whole number of at least 1, not {value!r}.")
-    return value
-
-
-def _dtype(raw: dict[str, Any], where: str) -> str:
-    dtype = str(raw.get("torch_dtype") or raw.get("dtype") or "float32")
+def _dtype(fields: Fields) -> str:
+    dtype = str(fields.get("torch_dtype") or fields.get("dtype") or "float32")
     if dtype not in DTYPES:
         raise ModelError(
-            "wrong_dtype", f"{where}: torch_dtype {dtype!r} is not supported.", f"Supported: {', '.join(DTYPES)}."
+            "wrong_dtype",
+            f"{fields.where}: torch_dtype {dtype!r} is not supported.",
+            f"Supported: {', '.join(DTYPES)}.",
         )
     return dtype
 
 
-def _refuse_unsupported(raw: dict[str, Any], where: str) -> None:
-    allowed = {
-        "hidden_act": ("silu",),
-        "mlp_bias": (False, None),
-        "quantization_config": (None,),
-        "sliding_window": (None,),
-        "pretraining_tp": (1, None),
-        "partial_rotary_factor": (1, 1.0, None),
-    }
-    for name, values in allowed.items():
-        if name in raw and raw[name] not in values:
-            raise ModelError(
-                "unsupported_field", f"{where}: {name} = {raw[name]!r} is not supported.", "Serve a model without it."
-            )
+def _refuse_unsupported(fields: Fields) -> None:
+    fields.only("hidden_act", "silu")
+    for name in ("mlp_bias", "rope_interleaved", "is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"):
+        fields.only(name, False)
+    fields.only("pretraining_tp", 1)
+    fields.only("partial_rotary_factor", 1)
+    fields.only("quantization_config")
 
 
-def _rope_scaling(raw: dict[str, Any] | None, where: str) -> RopeScaling | None:
+def _rope_scaling(fields: Fields, positions: int) -> RopeScaling | None:
+    raw = fields.get("rope_scaling")
     if not raw:
         return None
-    kind = str(raw.get("rope_type") or raw.get("type") or "default")
+    rope = Fields(raw, f"{fields.where}: rope_scaling")
+    kind = str(rope.get("rope_type") or rope.get("type") or "default")
+    rope.get("type")  # some files carry both names
     if kind not in ROPE_TYPES:
         raise ModelError(
             "unsupported_field",
-            f"{where}: rope_scaling type {kind!r} is not supported.",
+            f"{fields.where}: rope_scaling type {kind!r} is not supported.",
             f"Supported: {', '.join(ROPE_TYPES)}.",
         )
-    if kind == "default":
-        return None
-    return RopeScaling(
-        kind,
-        float(raw.get("factor", 1.0)),
-        float(raw.get("low_freq_factor", 1.0)),
-        float(raw.get("high_freq_factor", 4.0)),
-        int(raw.get("original_max_position_embeddings", 8192)),
-    )
+    found = {"kind": kind, "factor": rope.number("factor", 1.0)}
+    if kind == "llama3":
+        found |= {
+            name: rope.number(name, default) for name, default in (("low_freq_factor", 1), ("high_freq_factor", 4))
+        }
+        found["original_max_position"] = rope.whole("original_max_position_embeddings", 8192)
+    elif kind == "yarn":
+        found |= _yarn(rope, positions)
+    rope.refuse_the_rest(harmless=())
+    return None if kind == "default" else RopeScaling(**found)
+
+
+def _yarn(rope: Fields, positions: int) -> dict[str, Any]:
+    """With the attention factor worked out: given, or the ratio of two magnitudes, or the magnitude of the factor."""
+    factor = rope.number("factor")
+    mscale, all_dim = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
+    ratio = magnitude(factor, mscale) / magnitude(factor, all_dim) if mscale and all_dim else magnitude(factor)
+    return {
+        "original_max_position": rope.whole("original_max_position_embeddings", positions),
+        "beta_fast": rope.number("beta_fast", 32.0),
+        "beta_slow": rope.number("beta_slow", 1.0),
+        "truncate": rope.flag("truncate", True),
+        "attention_factor": rope.number("attention_factor", ratio),
+        "mscale_all_dim": all_dim,
+    }

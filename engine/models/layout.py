@@ -10,11 +10,12 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from engine.models.config import ModelConfig
+from engine.models.config import Experts, LatentAttention, ModelConfig
 from engine.models.errors import ModelError
 
 COPY_AGAIN = "Copy the file again."
 SERVED = {"F32", "F16", "BF16"}
+CORRECTION = "gate.e_score_correction_bias"  # float32 in any model: rounded, it would choose other experts
 
 
 def check_weights(folder: Path, config: ModelConfig) -> list[Path]:
@@ -50,30 +51,75 @@ def _header(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor the architecture needs, with its shape."""
-    hidden, ffn = config.hidden_size, config.intermediate_size
-    q, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config.vocab_size, hidden),
         "model.norm.weight": (hidden,),
     }
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    per_layer: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
+    attention = _attention(config) if config.latent is None else _latent_attention(config, config.latent)
+    attention |= {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+    dense = _gated("mlp", hidden, config.intermediate_size)
+    sparse = {} if config.experts is None else _experts(hidden, config.experts)
+    for i in range(config.num_hidden_layers):
+        mlp = sparse if config.experts is not None and i in config.experts.layers else dense
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in (attention | mlp).items()}
+    return shapes
+
+
+def _attention(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    hidden = config.hidden_size
+    q, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
         "self_attn.q_proj.weight": (q, hidden),
         "self_attn.k_proj.weight": (kv, hidden),
         "self_attn.v_proj.weight": (kv, hidden),
         "self_attn.o_proj.weight": (hidden, q),
-        "mlp.gate_proj.weight": (ffn, hidden),
-        "mlp.up_proj.weight": (ffn, hidden),
-        "mlp.down_proj.weight": (hidden, ffn),
     }
     if config.attention_bias:
-        per_layer |= {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,)}
-        per_layer |= {"self_attn.v_proj.bias": (kv,), "self_attn.o_proj.bias": (hidden,)}
-    for i in range(config.num_hidden_layers):
-        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in per_layer.items()}
+        shapes |= {f"self_attn.{part}_proj.bias": (size,) for part, size in (("q", q), ("k", kv), ("v", kv))}
+    if config.output_bias:
+        shapes["self_attn.o_proj.bias"] = (hidden,)
+    if config.head_norm:
+        shapes |= {f"self_attn.{part}_norm.weight": (config.head_dim,) for part in "qk"}
+    return shapes
+
+
+def _latent_attention(config: ModelConfig, latent: LatentAttention) -> dict[str, tuple[int, ...]]:
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    q = heads * (latent.nope_dim + latent.rope_dim)
+    shapes: dict[str, tuple[int, ...]] = {
+        "self_attn.kv_a_proj_with_mqa.weight": (latent.kv_rank + latent.rope_dim, hidden),
+        "self_attn.kv_a_layernorm.weight": (latent.kv_rank,),
+        "self_attn.kv_b_proj.weight": (heads * (latent.nope_dim + latent.value_dim), latent.kv_rank),
+        "self_attn.o_proj.weight": (hidden, heads * latent.value_dim),
+    }
+    if not latent.q_rank:
+        return shapes | {"self_attn.q_proj.weight": (q, hidden)}
+    return shapes | {
+        "self_attn.q_a_proj.weight": (latent.q_rank, hidden),
+        "self_attn.q_a_layernorm.weight": (latent.q_rank,),
+        "self_attn.q_b_proj.weight": (q, latent.q_rank),
+    }
+
+
+def _gated(
+    prefix: str, hidden: int, size: int, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+) -> dict[str, tuple[int, ...]]:
+    gate, up, down = (f"{prefix}.{name}.weight" for name in names)
+    return {gate: (size, hidden), up: (size, hidden), down: (hidden, size)}
+
+
+def _experts(hidden: int, experts: Experts) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {f"{experts.block}.gate.weight": (experts.count, hidden)}
+    if experts.scoring == "sigmoid":
+        shapes[f"{experts.block}.{CORRECTION}"] = (experts.count,)
+    names = (experts.gate, experts.up, experts.down)
+    for expert in range(experts.count):
+        shapes |= _gated(f"{experts.block}.experts.{expert}", hidden, experts.intermediate_size, names)
+    if experts.shared_size:
+        shapes |= _gated(f"{experts.block}.shared_experts", hidden, experts.shared_size)
     return shapes
 
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from engine.models.config import ModelConfig
+from engine.models.config import ModelConfig, RopeScaling
 
 
 def inverse_frequencies(config: ModelConfig) -> Tensor:
@@ -19,6 +19,9 @@ def inverse_frequencies(config: ModelConfig) -> Tensor:
         return frequencies
     if scaling.kind == "linear":
         return frequencies / scaling.factor
+    if scaling.kind == "yarn":
+        plain = yarn_share(config, scaling)
+        return frequencies / scaling.factor * (1 - plain) + frequencies * plain
     wavelength = 2 * math.pi / frequencies
     low = scaling.original_max_position / scaling.low_freq_factor
     high = scaling.original_max_position / scaling.high_freq_factor
@@ -30,8 +33,27 @@ def inverse_frequencies(config: ModelConfig) -> Tensor:
     return torch.where((wavelength <= low) & (wavelength >= high), between, scaled)
 
 
+def yarn_share(config: ModelConfig, scaling: RopeScaling) -> Tensor:
+    """Float32 [head_dim/2]: how much of its plain frequency each dimension keeps (Peng et al. 2023, section 3.2).
+
+    All of it where it turns more than `beta_fast` times in the original context, nothing below `beta_slow` turns.
+    """
+    dim, pairs = config.head_dim, config.head_dim // 2
+
+    def dimension(turns: float) -> float:
+        return dim * math.log(scaling.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    span = high - low or 0.001  # a step, without dividing by zero
+    return 1 - ((torch.arange(pairs, dtype=torch.float32) - low) / span).clamp(0, 1)
+
+
 def rope_table(config: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin, each [max_position, head_dim] in `dtype`, both halves filled (the rotate-half form)."""
+    """cos and sin, each [max_position, head_dim] in `dtype`, both halves filled (the rotate-half form), with yarn's factor."""
     angles = torch.outer(torch.arange(config.max_position_embeddings, dtype=torch.float32), inverse_frequencies(config))
     angles = torch.cat([angles, angles], dim=-1)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    factor = 1.0 if config.rope_scaling is None else config.rope_scaling.attention_factor
+    return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)

@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.contract import LoadedModel
 from engine.models.config import read_config
 from engine.models.errors import ModelError
-from engine.models.layout import check_weights, expected_shapes
+from engine.models.layout import CORRECTION, check_weights, expected_shapes
 
 
 def load_model(folder: Path, dtype: str | None = None) -> LoadedModel:
@@ -28,7 +28,9 @@ def load_model(folder: Path, dtype: str | None = None) -> LoadedModel:
     for shard in check_weights(folder, config):
         weights |= _read_shard(shard)
     needed = {name: weights[name] for name in expected_shapes(config)}
-    return LoadedModel(config, {n: t if t.dtype == wanted else t.to(wanted) for n, t in needed.items()})
+    return LoadedModel(
+        config, {n: t.to(torch.float32 if n.endswith(CORRECTION) else wanted) for n, t in needed.items()}
+    )
 
 
 def with_layers(model: LoadedModel, layers: int) -> LoadedModel:

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from engine.artifacts import source_hash
+from engine.models.structure import baseline_of
 from kernels import registry
 from optimizer.agents.base import SearchView
 from optimizer.agents.memory import Memory
-from optimizer.agents.programs.edit import Part, parts
+from optimizer.agents.programs.edit import Part, holds, parts
 from optimizer.agents.programs.program import Program
 from optimizer.agents.words import figures
 from optimizer.records import Candidate, Experiment, Proposal
@@ -111,7 +112,7 @@ class FocusAgent:
             return None
         if program.precision != "same" and view.tolerance != "quantised":
             return None
-        files = program.files()
+        files = program.files(baseline_of(view.config))
         source = source_hash(files, program.settings)
         if program.precision != "same":  # bits a weight are a constant of the source, and yet another idea
             source += f" in {program.precision}"
@@ -196,7 +197,12 @@ class FocusAgent:
             return "there is no C++ compiler (install g++ or set CXX)"
         if part.dtypes and view.dtype not in part.dtypes:
             return f"they work in {' or '.join(sorted(part.dtypes))} and the endpoint is served in {view.dtype}"
-        wrong = [field for field in sorted(part.unless) if view.config.get(field)]
+        own = baseline_of(view.config)
+        if own != "llama":
+            return (
+                f"they are edits of the Llama baseline and a {view.config.get('model_type')} model has its own ({own})"
+            )
+        wrong = [condition for condition in sorted(part.unless) if holds(view.config, condition)]
         if wrong:
             return f"they do not serve models with {', '.join(wrong)}"
         if part.kernel and int(view.config.get("head_dim", 16)) % 16:

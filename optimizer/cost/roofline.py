@@ -6,11 +6,13 @@ estimate's provenance.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.models.config import ModelConfig
+from engine.models.layout import expected_shapes
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 WEIGHT_BYTES = {"int8": 1.0, "int4": 0.5}  # of a candidate's declared precision, where it is not the endpoint's
@@ -70,10 +72,14 @@ class Workload:
         return self.weights()["prefill"] * self.step_s["prefill"] / total if total else 0.1
 
 
-def layer_weights(config: ModelConfig) -> int:
-    """Numbers in one layer's matrices."""
-    q, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    return config.hidden_size * (2 * q + 2 * kv + 3 * config.intermediate_size)
+def weights_read(config: ModelConfig) -> int:
+    """Numbers in all layers' matrices that a step must read: of experts, those that a single token is sent to."""
+    total, experts = 0.0, config.experts
+    for name, shape in expected_shapes(config).items():
+        if ".layers." in name and len(shape) == 2:
+            share = experts.per_token / experts.count if experts and ".experts." in name else 1.0
+            total += math.prod(shape) * share
+    return round(total)
 
 
 def weight_share(precision: str, dtype: str) -> float:
@@ -83,8 +89,8 @@ def weight_share(precision: str, dtype: str) -> float:
 
 def step_bytes(config: ModelConfig, dtype: str, layers: int = 0) -> int:
     """Weight bytes that every step must read: the layers' matrices and the head."""
-    count = (layers or config.num_hidden_layers) * layer_weights(config) + config.vocab_size * config.hidden_size
-    return count * DTYPE_BYTES[dtype]
+    config = replace(config, num_hidden_layers=layers or config.num_hidden_layers)
+    return (weights_read(config) + config.vocab_size * config.hidden_size) * DTYPE_BYTES[dtype]
 
 
 def floors(
@@ -94,14 +100,14 @@ def floors(
     share = weight_share(precision, dtype)
     products = ceilings.gemm * (1.0 if precision == "same" else 2.0)  # four 8-bit products take the time of two of bf16
     size, layers = DTYPE_BYTES[dtype], config.num_hidden_layers
-    kv_token = 2 * config.num_key_value_heads * config.head_dim * size * layers
+    kv_token = config.kv_width * size * layers
     q = config.num_attention_heads * config.head_dim
     result = {}
     for phase in ("prefill", "decode"):
         tokens = work.prefill_tokens if phase == "prefill" else work.concurrency
         sequences = 1 if phase == "prefill" else work.concurrency
         context = work.prefill_tokens / 2 if phase == "prefill" else work.context
-        matrices, head = layers * layer_weights(config), config.vocab_size * config.hidden_size
+        matrices, head = weights_read(config), config.vocab_size * config.hidden_size
         attention_flops = 4 * tokens * context * q * layers
         result[phase] = {
             "projections": max(share * matrices * size / ceilings.read, 2 * tokens * matrices / products),

@@ -100,7 +100,7 @@ class Content:
 
 
 def pool_bytes(config: ModelConfig, dtype: str, tokens: int, layers: int = 0) -> int:
-    size = 2 * config.num_key_value_heads * config.head_dim * DTYPE_BYTES[dtype] * (layers or config.num_hidden_layers)
+    size = config.kv_width * DTYPE_BYTES[dtype] * (layers or config.num_hidden_layers)
     return int(SPARE * size * (tokens + 256))
 
 

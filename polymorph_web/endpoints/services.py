@@ -42,7 +42,7 @@ def create_endpoint(
     organisation: Organisation, user: User, values: dict[str, Any], profile: TrafficProfile, model_path: str
 ) -> Endpoint:
     """A new endpoint on its baseline version, registered with the gateway."""
-    context = read_config(model_path).max_position_embeddings
+    config = read_config(model_path)
     slo = {"ttft_s": values.get("slo_ttft_ms"), "tpot_s": values.get("slo_tpot_ms")}
     with transaction.atomic():
         endpoint = Endpoint.objects.create(
@@ -53,14 +53,14 @@ def create_endpoint(
             model_path=model_path,
             dtype=values["dtype"],
             hardware=hardware(),
-            traffic=profile.clipped(context).to_json(),
+            traffic=profile.clipped(config.max_position_embeddings).to_json(),
             slo={k: v / 1000 for k, v in slo.items() if v},
             objective=values["objective"],
             price_per_hour=values["price_per_hour"],
             probe_traffic=values.get("probe_traffic", False),
             created_by=user,
         )
-        baseline = ArtifactStore(settings.DATA_DIR).baseline()
+        baseline = ArtifactStore(settings.DATA_DIR).baseline(config)
         endpoint.serving = Version.objects.create(
             endpoint=endpoint, number=0, artifact_hash=baseline.hash, name="Baseline: plain PyTorch"
         )

@@ -107,7 +107,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str, str]] = {
     "an activation": ({"hidden_act": "gelu"}, "unsupported_field", "hidden_act"),
     "quantized": ({"quantization_config": {"bits": 4}}, "unsupported_field", "quantization_config"),
     "a window": ({"sliding_window": 128}, "unsupported_field", "sliding_window"),
-    "a rope": ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "unsupported_field", "yarn"),
+    "a rope": ({"rope_scaling": {"rope_type": "longrope", "factor": 2}}, "unsupported_field", "longrope"),
     "no layers": ({"num_hidden_layers": 0}, "config_invalid", "num_hidden_layers"),
     "a size in words": ({"hidden_size": "64"}, "config_invalid", "hidden_size"),
     "a size that is true": ({"vocab_size": True}, "config_invalid", "vocab_size"),

@@ -6,10 +6,11 @@ import os
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.artifacts import Artifact, ArtifactStore
-from engine.plan import PlanError, PlanStore, check_plan, check_slug, write_atomically
+from engine.plan import PARALLEL_SIZES, PlanError, PlanStore, check_plan, check_slug, write_atomically
 from engine.wire import EndpointSpec, ServingPlan, VersionShare
 
 
@@ -30,6 +31,17 @@ def test_what_was_saved_is_read_by_another_store(tmp_path: Path) -> None:
     assert (wanted.generation, applied.generation) == (3, 2)
     again.remove("demo")
     assert again.slugs() == [] and again.wanted("demo") is None
+
+
+@pytest.mark.parametrize("name", PARALLEL_SIZES)
+def test_a_parallel_size_above_one_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    """Recorded as one when it is not said; a spec that says more is not stored."""
+    store, spec = PlanStore(tmp_path), EndpointSpec("demo", "/models/demo")
+    store.save_endpoint(spec)
+    assert f'"{name}": 1' in (tmp_path / "endpoints/demo/endpoint.json").read_text().replace('":1', '": 1')
+    with pytest.raises(PlanError, match=f"{name} = 2 cannot be served"):
+        store.save_endpoint(msgspec.structs.replace(spec, **{name: 2}))
+    assert store.endpoint("demo") == spec
 
 
 @pytest.mark.parametrize("generation", [2, 3])

@@ -51,7 +51,13 @@ def seen(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 def test_no_secret_reaches_candidate_code(seen: dict[str, Any]) -> None:
     assert "POLYMORPH_PLANTED_SECRET" not in seen["environment"]
-    allowed = {*sandbox.KEPT_ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"}
+    allowed = {
+        *sandbox.KEPT_ENVIRONMENT,
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TRITON_CACHE_DIR",
+        "PYTHONUNBUFFERED",
+        "PYTHONDONTWRITEBYTECODE",
+    }
     allowed |= {"GOMP_SPINCOUNT", "LC_CTYPE", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}  # OpenMP's and Python's own
     assert {name for name in seen["environment"] if name not in allowed and not name.startswith("TORCH")} == set()
 

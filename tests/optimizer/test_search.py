@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from engine.artifacts import Artifact, ArtifactStore
+from engine.models.config import ModelConfig
 from kernels.build import has_compiler
 from optimizer import search as search_module
 from optimizer.config import RunConfig
@@ -77,7 +78,7 @@ def ended(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     return Ended(report, store.load(config.run_id), events)
 
 
-def slow_baseline(store: ArtifactStore) -> Artifact:
+def slow_baseline(store: ArtifactStore, config: ModelConfig | None = None) -> Artifact:
     return store.put({"forward.py": BASELINE + SLOW}, name="slow baseline", focus="baseline")
 
 

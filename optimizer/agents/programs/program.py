@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import engine
+from engine.artifacts import baseline_files
 from kernels import registry
 from optimizer.agents.programs.edit import Part, parts, put_in
 
-BASELINE = Path(engine.__file__).parent / "baseline" / "forward.py"
+BASELINE = Path(engine.__file__).parent / "baseline" / "forward.py"  # the source that parts edit: Llama's
 IMPORTS = "import torch\n"
 LOWER = ("same", "int8", "int4")  # precisions, each lower than the one before
 KERNEL_PARAMETER = re.compile(r"PM_[A-Z0-9_]+")
@@ -102,8 +103,15 @@ class Program:
     def plus(self, *names: str, **values: Any) -> Program:
         return Program.of([*self.parts, *names], **{**dict(self.values), **values})
 
-    def files(self) -> dict[str, str]:
-        """`forward.py` and a .cpp for each kernel. Raises EditError or registry.ParameterError."""
+    def files(self, baseline: str = "llama") -> dict[str, str]:
+        """`forward.py` and a .cpp for each kernel; without parts, the sources of the model's own `baseline`.
+
+        Raises EditError, registry.ParameterError, and ProgramError for parts on a baseline that they do not edit.
+        """
+        if baseline != "llama":
+            if self.parts:
+                raise ProgramError(f"{self.name} edits the Llama baseline, not the {baseline} one")
+            return baseline_files(baseline)
         sources = {f"{name}.cpp": registry.instantiate(name, self._parameters_of(name)) for name in self.kernels}
         return {"forward.py": self.forward(), **sources}
 

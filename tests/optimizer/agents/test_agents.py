@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from engine.artifacts import source_hash
+from engine.artifacts import baseline_files, source_hash
+from engine.models.structure import baseline_of
 from engine.scheduler import SchedulerConfig
 from optimizer.agents import Agent, Machine, SearchView, limits, make_agents
 from optimizer.agents.memory import Memory
-from optimizer.agents.programs.program import Program
+from optimizer.agents.programs.program import Program, ProgramError
 from optimizer.agents.scheduling import KNOBS, SchedulingAgent
 from optimizer.records import Candidate, Experiment, Proposal, State
 
@@ -171,6 +173,39 @@ def test_a_lower_precision_is_proposed_only_where_it_was_declared_and_says_so() 
         default = "8" if "quantised_linear" in name else "16"
         bits = name.partition("PM_WEIGHT_BITS=")[2].rstrip(")").split(",")[0] or default
         assert precision == {"16": "same", "8": "int8", "4": "int4"}[bits], name
+
+
+UNLIKE_LLAMA: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_norm": True},
+    "mistral": {"sliding_window": 4096},
+    "mixtral": {"experts": {"count": 8}},
+    "deepseek_v3": {"experts": {"count": 256}, "latent": {"kv_rank": 512}},
+}
+
+
+@pytest.mark.parametrize(("family", "fields"), UNLIKE_LLAMA.items())
+def test_a_family_with_a_baseline_of_its_own_gets_settings_alone(family: str, fields: dict[str, Any]) -> None:
+    """Neither a part nor a kernel, which are made for Llama's source, and the source is the family's."""
+    config = {**CONFIG, "model_type": family, **fields}
+    agents, view = make_agents(0), replace(VIEW, config=config)
+    made = search(agents, view, 6)
+    assert made and all(p.settings and p.mechanism == "settings" for p in made)
+    assert all(p.files == baseline_files(baseline_of(config)) != baseline_files("llama") for p in made)
+    said = limits(agents, view)
+    assert len(said) == len(agents) and all(f"a {family} model has its own" in sentence for sentence in said)
+
+
+def test_a_kernel_with_rope_tables_of_its_own_is_not_proposed_for_yarn() -> None:
+    agents, view = make_agents(0), replace(VIEW, config={**CONFIG, "rope_scaling": {"kind": "yarn"}})
+    assert not any("whole_step" in p.name for p in search(agents, view, 20))
+    assert any("rope_scaling.kind=yarn" in sentence for sentence in limits(agents, view))
+    llama3 = replace(VIEW, config={**CONFIG, "rope_scaling": {"kind": "llama3"}})
+    assert any("whole_step" in p.name for p in search(make_agents(0), llama3, 5))
+
+
+def test_parts_are_not_put_into_the_baseline_of_another_family() -> None:
+    with pytest.raises(ProgramError, match="rms_norm edits the Llama baseline, not the grouped one"):
+        Program.of(["rms_norm"]).files("grouped")
 
 
 def test_foci_choose_the_agents() -> None:

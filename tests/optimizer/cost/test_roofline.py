@@ -12,7 +12,7 @@ import pytest
 from safetensors import safe_open
 
 from engine.models.config import ModelConfig
-from optimizer.cost.roofline import DEFAULTS, Ceilings, Workload, floors, layer_weights, step_bytes, weight_share
+from optimizer.cost.roofline import DEFAULTS, Ceilings, Workload, floors, step_bytes, weight_share, weights_read
 
 WORK = Workload(concurrency=2, isl=20, osl=8, prefill_tokens=20)  # a decode step's context is 24 on average
 BUSY = Ceilings(read=1e10, copy=5e9, gemm=1e9, measured=True)  # so few operations that they decide
@@ -21,7 +21,7 @@ US = 1e-6
 
 
 def test_weights_and_bytes_of_a_step(tiny_config: ModelConfig) -> None:
-    assert layer_weights(tiny_config) == 36_864
+    assert weights_read(tiny_config) == 2 * 36_864
     assert step_bytes(tiny_config, "bfloat16") == 2 * (2 * 36_864 + 32_768) == 212_992
     assert step_bytes(tiny_config, "float32") == 425_984
     assert step_bytes(tiny_config, "float32", layers=1) == 4 * (36_864 + 32_768)
