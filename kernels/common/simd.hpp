@@ -362,4 +362,4 @@ static inline void vstore_first(float* p, V a, int n) {  // the first n lanes
   std::memcpy(p, t, sizeof(float) * size_t(n));
 }
 
-static inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+static inline constexpr int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }

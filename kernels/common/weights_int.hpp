@@ -1,15 +1,14 @@
 // Weights as integers of PM_WEIGHT_BITS (8 or 4), inputs quantised to 8 bits as they come: four products an instruction, and half
 // or a quarter of the bytes that bf16 reads.
-//   w[c, k] ~ 8 bits: scale[c] * (u - 128), one scale an output.  4 bits: scale[c, g] * u + low[c, g] for each group g of k.
+//   w[c, k] ~ 8 bits: scale[c, g] * (u - 128), for each group g of k.  4 bits: scale[c, g] * u + low[c, g].
 //   x[r, k] ~ scale[r, g] * s, s in -127..127, one scale for each group of PM_GROUP along k.
 // A panel is, group by group, [PM_GROUP / 4][PANEL][4] unsigned bytes (4 bits: two such vectors in one, the earlier in the low
-// halves), at 4 bits followed by bf16 scale[PANEL] and low[PANEL]; at 8 bits float32 scale[PANEL] ends the panel. k is padded to
-// whole groups with values that count as zero.
+// halves), followed by bf16 scale[PANEL] and, at 4 bits, low[PANEL]. k is padded to whole groups with values that count as zero.
 #pragma once
 #include "tile.hpp"
 
-#ifndef PM_GROUP  // elements of k that share an input's scale (and, at 4 bits, a weight's)
-#define PM_GROUP 64
+#ifndef PM_GROUP  // elements of k that share a scale, of inputs and of weights
+#define PM_GROUP 32
 #endif
 static_assert(PM_WEIGHT_BITS == 8 || PM_WEIGHT_BITS == 4, "PM_WEIGHT_BITS is 16, 8 or 4");
 static_assert(PM_GROUP % 16 == 0, "PM_GROUP is a multiple of 16");
@@ -27,8 +26,9 @@ using Input = int8_t;
 static inline int64_t groups_of(int64_t k) { return (k + PM_GROUP - 1) / PM_GROUP; }
 static inline int64_t input_stride(int64_t k) { return round_up(groups_of(k) * (PM_GROUP + 8), 64); }
 static inline int64_t padded_k(int64_t k) { return round_up(k, PM_GROUP); }  // of the bf16 rows that are encoded
-constexpr int64_t GROUP_BYTES = PANEL * PM_GROUP * PM_WEIGHT_BITS / 8 + (PM_WEIGHT_BITS == 4 ? PANEL * 4 : 0);
-static inline int64_t panel_elements(int64_t k) { return round_up(groups_of(k) * GROUP_BYTES + (PM_WEIGHT_BITS == 8 ? PANEL * 4 : 0), 64); }
+constexpr int64_t VECTOR_BYTES = PANEL * PM_GROUP * PM_WEIGHT_BITS / 8;  // of a group, without its scales
+constexpr int64_t GROUP_BYTES = round_up(VECTOR_BYTES + PANEL * (PM_WEIGHT_BITS == 4 ? 4 : 2), 64);
+static inline int64_t panel_elements(int64_t k) { return groups_of(k) * GROUP_BYTES; }
 static inline int64_t packed_bytes(int64_t n, int64_t k) { return round_up(n, PANEL) / PANEL * panel_elements(k); }
 
 // Quantises x[0:k] (bf16; what lies past k does not count) to one encoded row.
@@ -57,15 +57,18 @@ static void encode(const bf16* x, int64_t k, Input* out) {
 struct Affine {
   float scale, low;
 };
-static Affine quantise(const bf16* w, int64_t count, float scale8, uint8_t* out) {
-  Affine a = {scale8, -128.f * scale8};
-  if (PM_WEIGHT_BITS == 4) {
-    float least = 0.f, most = 0.f;
-    for (int64_t i = 0; i < count; i++) {
-      const float v = to_float(w[i]);
-      least = i == 0 || v < least ? v : least, most = i == 0 || v > most ? v : most;
-    }
-    a = {to_float(to_bf16((most - least) / 15.f)), to_float(to_bf16(least))};
+static Affine quantise(const bf16* w, int64_t count, uint8_t* out) {
+  float least = 0.f, most = 0.f;
+  for (int64_t i = 0; i < count; i++) {
+    const float v = to_float(w[i]);
+    least = i == 0 || v < least ? v : least, most = i == 0 || v > most ? v : most;
+  }
+  Affine a = {to_float(to_bf16((most - least) / 15.f)), to_float(to_bf16(least))};
+  if (PM_WEIGHT_BITS == 8) {
+    const float largest = most > -least ? most : -least;
+    bf16 scale = to_bf16(largest / 127.f);
+    if (to_float(scale) * 127.f < largest) scale++;  // rounded down, it would cut off the largest
+    a = {to_float(scale), -128.f * to_float(scale)};
   }
   const float limit = PM_WEIGHT_BITS == 4 ? 15.f : 255.f;
   for (int64_t i = 0; i < PM_GROUP; i++) {
@@ -84,23 +87,19 @@ static void pack_panels(const bf16* w, int64_t n, int64_t k, Weight* out, int64_
     for (int64_t c = 0; c < PANEL; c++) {
       const bf16* row = w + (p * PANEL + c) * k;
       const bool there = p * PANEL + c < n;
-      float most = 0.f;
-      for (int64_t i = 0; there && i < k; i++) most = std::fabs(to_float(row[i])) > most ? std::fabs(to_float(row[i])) : most;
-      if (PM_WEIGHT_BITS == 8) ((float*)(panel + groups * GROUP_BYTES))[c] = most / 127.f;
       for (int64_t g = 0; g < groups; g++) {
         uint8_t u[PM_GROUP];
         const int64_t left = there ? k - g * PM_GROUP : 0;
-        const Affine a = quantise(row + g * PM_GROUP, left < PM_GROUP ? left : PM_GROUP, most / 127.f, u);
+        const Affine a = quantise(row + g * PM_GROUP, left < PM_GROUP ? left : PM_GROUP, u);
         Weight* group = panel + g * GROUP_BYTES;
         for (int i = 0; i < PM_GROUP; i++) {
           const int64_t vector = i / 4, at = c * 4 + i % 4;
           if (PM_WEIGHT_BITS == 8) group[vector * PANEL * 4 + at] = u[i];
           else group[vector / 2 * PANEL * 4 + at] |= uint8_t(u[i] << (vector % 2 * 4));
         }
-        if (PM_WEIGHT_BITS == 4) {
-          bf16* tail = (bf16*)(group + PANEL * PM_GROUP / 2);
-          tail[c] = to_bf16(a.scale), tail[PANEL + c] = to_bf16(a.low);
-        }
+        bf16* tail = (bf16*)(group + VECTOR_BYTES);
+        tail[c] = to_bf16(a.scale);
+        if (PM_WEIGHT_BITS == 4) tail[PANEL + c] = to_bf16(a.low);
       }
     }
   }
@@ -143,13 +142,13 @@ static __attribute__((noinline)) void add_group(const Input* x, int64_t ldx, con
     PM_UNROLL_LOOP(4)
     for (int j = 0; j < PM_PANEL_VECS; j++) acc[i][j] = iset(PM_WEIGHT_BITS == 8 ? -128 * total[i] : 0);
   group_tile<MR, FIRST && PM_PREFETCH>(x, ldx, group, acc);
-  const bf16* tail = (const bf16*)(group + PANEL * PM_GROUP / 2);
+  const bf16* tail = (const bf16*)(group + VECTOR_BYTES);
   PM_UNROLL_LOOP(14)
   for (int i = 0; i < MR; i++)
     PM_UNROLL_LOOP(4)
     for (int j = 0; j < PM_PANEL_VECS; j++) {
-      V y = vmul(ifloat(acc[i][j]), vset(scale[i]));
-      if (PM_WEIGHT_BITS == 4) y = vfma(y, vload_bf16(tail + j * LANES), vmul(vset(float(total[i]) * scale[i]), vload_bf16(tail + PANEL + j * LANES)));
+      V y = vmul(vmul(ifloat(acc[i][j]), vset(scale[i])), vload_bf16(tail + j * LANES));
+      if (PM_WEIGHT_BITS == 4) y = vfma(vset(float(total[i]) * scale[i]), vload_bf16(tail + PANEL + j * LANES), y);
       float* to = out + i * PANEL + j * LANES;
       vstore(to, vadd(vload(to), y));
     }
@@ -170,6 +169,4 @@ static __attribute__((noinline)) void panel_product(const Input* x, int64_t ldx,
     }
     add_group<MR, FIRST>(x + g * PM_GROUP, ldx, panel + g * GROUP_BYTES, scale, total, out);
   }
-  for (int i = 0; PM_WEIGHT_BITS == 8 && i < MR; i++)
-    for (int j = 0; j < PANEL; j += LANES) vstore(out + i * PANEL + j, vmul(vload(out + i * PANEL + j), vload((const float*)(panel + groups * GROUP_BYTES) + j)));
 }

