@@ -35,12 +35,17 @@ lint: env-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/lint-imports --config pyproject.toml
 
+# The first four folders need neither ports nor a database of their own, so two of their tests run side by side.
+SIDE_BY_SIDE := tests/kernels tests/engine tests/optimizer tests/contracts
+
 test: lint
-	$(PY) -m pytest -m "not slow"
+	$(PY) -m pytest -n 2 -m "not slow" $(SIDE_BY_SIDE)
+	$(PY) -m pytest -m "not slow" tests $(SIDE_BY_SIDE:%=--ignore=%)
 	@$(MAKE) --no-print-directory test-services
 
 test-all: lint
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 $(SIDE_BY_SIDE)
+	$(PY) -m pytest tests $(SIDE_BY_SIDE:%=--ignore=%)
 	@$(MAKE) --no-print-directory test-services
 
 # The web's tests once more on PostgreSQL and Redis, by settings alone, where the two addresses are given.

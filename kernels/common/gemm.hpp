@@ -17,6 +17,10 @@
 #define PM_PREFETCH 2048
 #endif
 
+#ifndef PM_DEAL  // 1: panels go to the threads in turn, which read the weights as one stream; 0: each thread has a stretch of its own
+#define PM_DEAL 0
+#endif
+
 constexpr int PANEL = 16 * PM_PANEL_VECS;
 static_assert(PM_ROW_TILE >= 1 && PM_ROW_TILE <= 14, "PM_ROW_TILE is 1 to 14");
 static_assert(PM_ROW_TILE * PM_PANEL_VECS <= 28, "the tile does not fit 32 registers");
@@ -42,6 +46,9 @@ static __attribute__((noinline)) void product(int rows, const Input* x, int64_t 
   });
 }
 
+// Panels of `count` that belong to thread `id`.
+static inline Range share_panels(int64_t count, int id, int threads) { return PM_DEAL ? Range{id, count, threads} : share(count, id, threads); }
+
 // Calls f(first row, rows) over near-equal tiles of at most PM_ROW_TILE rows.
 template <class F>
 static inline void for_row_tiles(int64_t rows, F&& f) {
@@ -53,7 +60,7 @@ static inline void for_row_tiles(int64_t rows, F&& f) {
 template <class Emit>
 static inline void matmul(const Input* x, int64_t ldx, int64_t rows, const Matrix& w, Range range, Emit&& emit) {
   alignas(64) float out[PM_ROW_TILE * PANEL];
-  for (int64_t p = range.begin; p < range.end; p++)
+  for (int64_t p = range.begin; p < range.end; p += range.step)
     for_row_tiles(rows, [&](int64_t first, int count) {
       product(count, x + first * ldx, ldx, w, p, first == 0, out);
       for (int i = 0; i < count; i++)
@@ -65,7 +72,7 @@ static inline void matmul(const Input* x, int64_t ldx, int64_t rows, const Matri
 template <class Emit>
 static inline void matmul_pair(const Input* x, int64_t ldx, int64_t rows, const Matrix& a, const Matrix& b, Range range, Emit&& emit) {
   alignas(64) float out[2][PM_ROW_TILE * PANEL];
-  for (int64_t p = range.begin; p < range.end; p++)
+  for (int64_t p = range.begin; p < range.end; p += range.step)
     for_row_tiles(rows, [&](int64_t first, int count) {
       product(count, x + first * ldx, ldx, a, p, first == 0, out[0]);
       product(count, x + first * ldx, ldx, b, p, first == 0, out[1]);

@@ -69,7 +69,7 @@ class Barrier {
 };
 
 struct Range {
-  int64_t begin, end;
+  int64_t begin, end, step = 1;
 };
 
 // The contiguous share of `count` things that belongs to thread `id`.

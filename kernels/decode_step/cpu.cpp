@@ -119,6 +119,7 @@ class Step {  // one thread's view of a running step
 
   void wait() { barrier_.wait(threads_); }
   Range mine(int64_t count) const { return share(count, id_, threads_); }
+  Range mine(const Matrix& w) const { return share_panels(w.panels(), id_, threads_); }
   bool own(int64_t rows) const { return threads_ == 1 || rows <= PM_OWN_NORM_ROWS; }
 
   void embed() {
@@ -184,19 +185,20 @@ class Step {  // one thread's view of a running step
 
   void fetch_ahead(const Matrix& w) const {
     if (!PM_NEXT_PREFETCH) return;
-    const char* p = (const char*)(w.data + mine(w.panels()).begin * panel_elements(w.k));
+    const char* p = (const char*)(w.data + mine(w).begin * panel_elements(w.k));
     for (int64_t at = 0; at < PM_NEXT_PREFETCH; at += 64) prefetch(p + at);
   }
 
   void project(const Input* x, const LayerWeights& w) {
     const Matrix parts[3] = {{w.q, m_.heads * m_.head_dim, m_.hidden}, {w.k, m_.kv_heads * m_.head_dim, m_.hidden}, {w.v, m_.kv_heads * m_.head_dim, m_.hidden}};
     const int64_t columns[3] = {0, b_.k_column, b_.v_column};
-    const Range r = mine(parts[0].panels() + parts[1].panels() + parts[2].panels());
+    const Range all = mine(parts[0].panels() + parts[1].panels() + parts[2].panels());  // one stretch over the three
     int64_t first = 0;
     for (int i = 0; i < 3; i++) {
-      const int64_t count = parts[i].panels(), begin = r.begin - first, end = r.end - first;
+      const int64_t count = parts[i].panels(), begin = all.begin - first, end = all.end - first;
+      const Range stretch = {begin > 0 ? begin : 0, end < count ? end : count};
       float* to = b_.qkv + columns[i];
-      matmul(x, stride(b_.x_stride, m_.hidden), s_.rows, parts[i], {begin > 0 ? begin : 0, end < count ? end : count},
+      matmul(x, stride(b_.x_stride, m_.hidden), s_.rows, parts[i], PM_DEAL ? mine(parts[i]) : stretch,
              [&](int64_t row, int64_t c, V y) { vstore(to + row * b_.qkv_stride + c, y); });
       first += count;
     }
@@ -240,7 +242,7 @@ class Step {  // one thread's view of a running step
   }
 
   void add_to_residual(const Rows& rows, const Input* x, int64_t ldx, const Matrix& w) {
-    matmul(x, ldx, rows.count, w, mine(w.panels()), [&](int64_t row, int64_t c, V y) {
+    matmul(x, ldx, rows.count, w, mine(w), [&](int64_t row, int64_t c, V y) {
       float* to = rows.residual + row * b_.residual_stride + c;
       vstore(to, vadd(vload(to), y));
     });
@@ -278,7 +280,7 @@ class Step {  // one thread's view of a running step
     fetch_ahead(gate);
     wait();
     const Input* x = normed(live_, w.mlp_norm);
-    matmul_pair(x, stride(b_.x_stride, m_.hidden), live_.count, gate, up, mine(gate.panels()),
+    matmul_pair(x, stride(b_.x_stride, m_.hidden), live_.count, gate, up, mine(gate),
                 [&](int64_t row, int64_t c, V g, V u) { vstore_bf16(b_.inner + row * b_.inner_stride + c, vmul(vsilu(g), u)); });
     fetch_ahead(down);
     wait();
@@ -289,7 +291,7 @@ class Step {  // one thread's view of a running step
   void logits() {
     const Matrix head = {m_.head, m_.vocab, m_.hidden};
     const Input* x = normed(live_, m_.final_norm);
-    matmul(x, stride(b_.x_stride, m_.hidden), s_.logits, head, mine(head.panels()), [&](int64_t row, int64_t c, V y) {
+    matmul(x, stride(b_.x_stride, m_.hidden), s_.logits, head, mine(head), [&](int64_t row, int64_t c, V y) {
       if (c < m_.vocab) vstore_first(s_.out + row * m_.vocab + c, y, int(m_.vocab - c < LANES ? m_.vocab - c : LANES));
     });
   }

@@ -1,10 +1,9 @@
-"""Calls the whole-step kernel from a candidate: weights, rope tables, the paged cache and one C call a step.
+"""Calls the whole-step kernel from a candidate: weights, the paged cache and one C call a step.
 
 Pasted into `forward.py`; it needs nothing but ctypes and torch.
 """
 
 import ctypes
-import math
 
 import torch
 
@@ -34,36 +33,17 @@ class StepInput(ctypes.Structure):
     ]
 
 
-def rope_tables(config):
-    """cos and sin, float32 [max positions, head_dim / 2], with the config's scaling (none, linear or llama3)."""
-    scaling, two_pi = config.rope_scaling, 2 * math.pi
-    frequency = 1.0 / config.rope_theta ** (
-        torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
-    )
-    kind = "default" if scaling is None else scaling.kind
-    if kind == "linear":
-        frequency = frequency / scaling.factor
-    elif kind == "llama3":
-        turns = (
-            scaling.original_max_position * frequency / two_pi
-        )  # how often a dimension turns in the original context
-        keep = ((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1)
-        frequency = keep * frequency + (1 - keep) * frequency / scaling.factor
-    elif kind != "default":
-        raise ValueError(f"rope scaling {kind!r} is not supported by the step kernel")
-    angles = torch.outer(torch.arange(config.max_position_embeddings).float(), frequency)
-    return angles.cos().contiguous(), angles.sin().contiguous()
-
-
 class WholeStep:
-    """Runs every kind of step through `library` (built from decode_step). `memo` keeps packed weights between candidates.
+    """Runs every kind of step through `library` (built from decode_step). `memo` keeps packed weights between candidates,
+    `rope(config, dtype)` gives cos and sin [positions, head_dim].
 
     The cache is two bf16 tensors, keys [blocks, layers, kv_heads, head_dim / 2, block_size, 2] and
-    values [blocks, layers, kv_heads, block_size / 2, head_dim, 2].
+    values [blocks, layers, kv_heads, block_size / 2, head_dim, 2]; with `layers_apart` two a layer, without that dimension.
     """
 
-    def __init__(self, library, config, weights, threads, memo, block_size=32):
+    def __init__(self, library, config, weights, rope, threads, memo, block_size=32, layers_apart=False):
         self.library, self.config, self.block_size = library, config, block_size
+        self.layers_apart = layers_apart and config.num_hidden_layers > 1
         for name in ("packed_size", "scratch_bytes", "weight_layout", "panel_columns", "weight_bits", "weight_group"):
             getattr(library, name).restype = ctypes.c_int64
         library.unsupported.restype = ctypes.c_char_p
@@ -73,7 +53,10 @@ class WholeStep:
         self.packed = self.layout(memo, weights, threads) if library.weight_layout() else None
         for i in range(c.num_hidden_layers):
             self.fill_layer(self.layers[i], f"model.layers.{i}", w)
-        self.cos, self.sin = memo("rope:step-kernel:float32", lambda: rope_tables(config))
+        half = c.head_dim // 2  # of a table with both halves filled the kernel reads the first
+        self.cos, self.sin = memo(
+            "rope:halves:float32", lambda: tuple(t[:, :half].contiguous() for t in rope(c, torch.float32))
+        )
         head = "lm_head.weight" if "lm_head.weight" in w else "model.embed_tokens.weight"
         self.model = ModelWeights(
             c.num_hidden_layers, c.hidden_size, c.intermediate_size, c.num_attention_heads, c.num_key_value_heads,
@@ -85,7 +68,7 @@ class WholeStep:
         if problem:
             raise ValueError(f"the step kernel cannot run this model: {problem.decode()}")
         self.scratch = torch.empty(0, dtype=torch.uint8)
-        self.pointers = {}
+        self.pointers, self.known = [None, None], None
 
     def matrix_names(self, weights):
         """Every layer's matrices in the order a step reads them, and the head; also of layers that this model leaves out."""
@@ -157,21 +140,27 @@ class WholeStep:
         return 2 * 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * self.block_size
 
     def allocate(self, blocks):
+        """Zeroed keys and values on large pages: two tensors whose blocks hold all layers, or with `layers_apart` a pair a layer."""
         c, size = self.config, self.block_size
-        shape = (blocks, c.num_hidden_layers, c.num_key_value_heads)
-        keys = torch.empty(*shape, c.head_dim // 2, size, 2, dtype=torch.bfloat16)
-        values = torch.empty(*shape, size // 2, c.head_dim, 2, dtype=torch.bfloat16)
-        for pool in (keys, values):
-            self.library.use_large_pages(ctypes.c_void_p(pool.data_ptr()), ctypes.c_int64(pool.nbytes))
-            pool.zero_()
-        return keys, values
+        layers = c.num_hidden_layers
+        shape = (blocks, c.num_key_value_heads) if self.layers_apart else (blocks, layers, c.num_key_value_heads)
+        pools = []
+        for kind in ((c.head_dim // 2, size, 2), (size // 2, c.head_dim, 2)):
+            for _ in range(layers if self.layers_apart else 1):
+                pool = torch.empty(*shape, *kind, dtype=torch.bfloat16)
+                self.library.use_large_pages(ctypes.c_void_p(pool.data_ptr()), ctypes.c_int64(pool.nbytes))
+                pools.append(pool.zero_())
+        return tuple(pools)
 
-    def layer_pointers(self, pool):
-        """Address of an array with the address of each layer in block 0 of `pool`."""
-        if pool.data_ptr() not in self.pointers:
-            each = (pool.data_ptr() + i * pool.stride(1) * pool.element_size() for i in range(len(self.layers)))
-            self.pointers[pool.data_ptr()] = (ctypes.c_void_p * len(self.layers))(*each)
-        return ctypes.addressof(self.pointers[pool.data_ptr()])
+    def layer_pointers(self, tensors):
+        """Addresses of two arrays: where each layer's keys, and values, of block 0 lie. Kept for the pool seen last."""
+        if tensors is not self.known:
+            half, layers = len(tensors) // 2, range(len(self.layers))
+            for i, pools in enumerate((tensors[:half], tensors[half:])):
+                at = [pools[n].data_ptr() if half > 1 else pools[0][:, n].data_ptr() for n in layers]
+                self.pointers[i] = (ctypes.c_void_p * len(self.layers))(*at)
+            self.known = tensors  # held, so that no other pool can be taken for it
+        return [ctypes.addressof(pointers) for pointers in self.pointers]
 
     def __call__(self, batch, tensors):
         """Float32 logits [len(batch.logit_rows), vocab]; writes this step's keys and values into `tensors`."""
@@ -180,7 +169,7 @@ class WholeStep:
         step.table_width, step.logits = batch.block_table.shape[1], batch.logit_rows.numel()
         for name in ("token_ids", "positions", "slot", "logit_rows", "query_start", "context_len", "block_table"):
             setattr(step, name, getattr(batch, name).data_ptr())
-        step.keys, step.values = (self.layer_pointers(t) for t in tensors)
+        step.keys, step.values = self.layer_pointers(tensors)
         step.block_stride = tensors[0].stride(0)
         out = torch.empty(step.logits, self.config.vocab_size)
         step.out = out.data_ptr()

@@ -7,7 +7,7 @@ extern "C" {
 void linear(const bf16* x, const bf16* w, const bf16* bias, void* out, int64_t rows, int64_t n, int64_t k, int64_t out_float32, int64_t threads) {
   const Matrix matrix = {w, n, k};
   const LinearOutput emit = {bias, out, n, out_float32 != 0};
-  parallel(int(threads), [&](int id, int count) { matmul(x, k, rows, matrix, share(matrix.panels(), id, count), emit); });
+  parallel(int(threads), [&](int id, int count) { matmul(x, k, rows, matrix, share_panels(matrix.panels(), id, count), emit); });
 }
 
 }  // extern "C"

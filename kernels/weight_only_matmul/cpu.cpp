@@ -18,7 +18,7 @@ void quantised_linear(const bf16* x, const Weight* w, const bf16* bias, void* ou
     const Range mine = share(rows, id, count);
     for (int64_t r = mine.begin; r < mine.end; r++) encode(x + r * k, k, encoded + r * input_stride(k));
     barrier.wait(count);
-    matmul(encoded, input_stride(k), rows, matrix, share(matrix.panels(), id, count), emit);
+    matmul(encoded, input_stride(k), rows, matrix, share_panels(matrix.panels(), id, count), emit);
   });
 }
 

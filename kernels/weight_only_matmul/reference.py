@@ -1,7 +1,8 @@
 """The linear layer with quantised weights and inputs in plain torch: quantise, turn back, multiply in float32.
 
 Each group along k has its scale, in bf16. 8 bits: symmetric, the scale rounded so that the largest value is not cut off.
-4 bits: from the smallest value to the largest, the smallest in bf16 too. Inputs: symmetric 8 bits for each group. All round to nearest even, as the kernel does.
+4 bits: from the smallest value to the largest, the smallest in bf16 too. Inputs: symmetric 8 bits for each group. All round to
+nearest even, as the kernel does.
 """
 
 from __future__ import annotations

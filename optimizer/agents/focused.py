@@ -18,7 +18,7 @@ from engine.models.structure import baseline_of
 from kernels import registry
 from optimizer.agents.base import SearchView
 from optimizer.agents.memory import Memory
-from optimizer.agents.programs.edit import Part, holds, parts
+from optimizer.agents.programs.edit import Part, parts
 from optimizer.agents.programs.program import Program
 from optimizer.agents.words import figures
 from optimizer.records import Candidate, Experiment, Proposal
@@ -202,7 +202,7 @@ class FocusAgent:
             return (
                 f"they are edits of the Llama baseline and a {view.config.get('model_type')} model has its own ({own})"
             )
-        wrong = [condition for condition in sorted(part.unless) if holds(view.config, condition)]
+        wrong = [field for field in sorted(part.unless) if view.config.get(field)]
         if wrong:
             return f"they do not serve models with {', '.join(wrong)}"
         if part.kernel and int(view.config.get("head_dim", 16)) % 16:

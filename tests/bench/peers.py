@@ -156,6 +156,7 @@ def of_contest(contest: Contest, data: Path) -> list[Figure]:
         p: lambda p=p: peer_rates(p, contest) for p in contest.peers
     }
     sides["ours"] = lambda: our_rates(contest, data)
+    print(f"{contest.title}", flush=True)
     found = in_turns(sides, contest.rounds)
     figures = []
     for rate in ("decode", "prefill"):
@@ -176,6 +177,7 @@ def in_turns(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, l
     for turn in range(rounds):
         for name in order if turn % 2 == 0 else reversed(order):
             result = sides[name]()
+            print(f"{name}: {result or 'missing'}", flush=True)
             if result is not None:
                 found[name].append(result)
     return found

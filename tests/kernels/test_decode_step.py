@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.models.rope import rope_table
 from kernels.decode_step import reference
 from kernels.weight_only_matmul.reference import weights_turned_back
 from tests.kernels import support
@@ -53,7 +54,14 @@ class Case:
 
 
 def kernel(library: ctypes.CDLL, case: Case, threads: int, size: int) -> Any:
-    return support.glue("decode_step").WholeStep(library, *case.model(), threads, support.fresh_memo(), size)
+    return support.glue("decode_step").WholeStep(
+        library, *case.model(), rope_table, threads, support.fresh_memo(), size
+    )
+
+
+def halves(config: Any) -> list[Tensor]:
+    """cos and sin as the reference takes them, float32 [positions, head_dim / 2]."""
+    return [t[:, : config.head_dim // 2] for t in rope_table(config, torch.float32)]
 
 
 def run(library: ctypes.CDLL, case: Case, threads: int, size: int = 32, poison: float = 0.0) -> list[Tensor]:
@@ -96,7 +104,7 @@ class TestDecodeStep(KernelContract):
             weights["lm_head.weight"] = weights_turned_back(weights[head], bits, values["PM_GROUP"])
         keys = torch.zeros(100, config.num_hidden_layers, config.num_key_value_heads, config.head_dim // 2, size, 2)
         values = torch.zeros(100, config.num_hidden_layers, config.num_key_value_heads, size // 2, config.head_dim, 2)
-        tables = support.glue(self.op).rope_tables(config)
+        tables = halves(config)
         return [reference.forward_step(config, weights, batch, keys, values, *tables) for batch in case.steps(size)]
 
     def close(self, got: Tensor, want: Tensor) -> None:
@@ -131,7 +139,7 @@ class TestDecodeStep(KernelContract):
         pools, plain = step.allocate(100), [t.float() for t in step.allocate(100)]
         for batch in case.steps(32):
             step(batch, pools)
-            reference.forward_step(config, weights, batch, *plain, *support.glue(self.op).rope_tables(config))
+            reference.forward_step(config, weights, batch, *plain, *halves(config))
         for got, want in zip(pools, plain, strict=True):
             torch.testing.assert_close(got.float(), want, rtol=0.05, atol=0.05)
 
@@ -162,35 +170,27 @@ class TestDecodeStep(KernelContract):
         config, weights = self.cases["mixed"].model()
         memo, make = support.fresh_memo(), support.glue(self.op).WholeStep
         library = support.library(self.op)
-        whole = make(library, config, weights, 2, memo)
-        fewer = make(library, SimpleNamespace(**{**vars(config), "num_hidden_layers": 1}), weights, 2, memo)
+        whole = make(library, config, weights, rope_table, 2, memo)
+        fewer = make(library, SimpleNamespace(**{**vars(config), "num_hidden_layers": 1}), weights, rope_table, 2, memo)
         assert fewer.packed is whole.packed
         batch = support.step([([7, 8], 0, [0])], 32)
         assert not torch.equal(fewer(batch, fewer.allocate(1)), whole(batch, whole.allocate(1)))
 
-    def test_rope_scaling_follows_the_llama3_rule(self) -> None:
-        transformers = pytest.importorskip("transformers")
-        rope_init = pytest.importorskip("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS
-        config = support.model_config(64, 64, 1, 1, 64)
-        config.rope_scaling = SimpleNamespace(
-            kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=256
-        )
-        fields = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-        their = transformers.LlamaConfig(
-            hidden_size=64, num_attention_heads=1, rope_theta=10000.0, max_position_embeddings=1024,
-            rope_scaling={**fields, "original_max_position_embeddings": 256},
-        )  # fmt: skip
-        frequency, _ = rope_init["llama3"](their, torch.device("cpu"))
-        cos, _ = support.glue(self.op).rope_tables(config)
-        torch.testing.assert_close(cos, torch.outer(torch.arange(1024).float(), frequency).cos(), rtol=1e-4, atol=1e-4)
+    def test_layers_apart_in_the_cache_change_no_bit(self) -> None:
+        case, library = self.cases["mixed"], support.library(self.op)
+        apart = support.glue(self.op).WholeStep(library, *case.model(), rope_table, 2, support.fresh_memo(), 32, True)
+        pools = apart.allocate(100)
+        assert len(pools) == 4 and len(apart.allocate(0)) == 4
+        for got, want in zip([apart(b, pools) for b in case.steps(32)], run(library, case, 2), strict=True):
+            assert torch.equal(got, want)
 
     def test_what_it_cannot_do_is_refused_by_name(self) -> None:
         library, make = support.library(self.op), support.glue(self.op).WholeStep
         config, weights = Case(()).model()
         with pytest.raises(ValueError, match="load the model in bfloat16"):
-            make(library, config, {k: v.float() for k, v in weights.items()}, 2, support.fresh_memo())
+            make(library, config, {k: v.float() for k, v in weights.items()}, rope_table, 2, support.fresh_memo())
         with pytest.raises(ValueError, match="block size"):
-            make(library, config, weights, 2, support.fresh_memo(), 24)
+            make(library, config, weights, rope_table, 2, support.fresh_memo(), 24)
 
     def test_more_threads_than_cores_still_finish(self) -> None:
         case = self.cases["mixed"]
@@ -207,7 +207,9 @@ class TestDecodeStep(KernelContract):
     def test_on_the_demo_model_it_stays_near_float32(self, demo_model: Path) -> None:
         weights_module = pytest.importorskip("engine.models.weights")
         model = weights_module.load_model(demo_model, "bfloat16")
-        step = support.glue(self.op).WholeStep(support.library(self.op), model.config, model.weights, 2, model.memo)
+        step = support.glue(self.op).WholeStep(
+            support.library(self.op), model.config, model.weights, rope_table, 2, model.memo
+        )
         batch = support.step([(IDS[:48], 0, [1, 0])], 32, every_row=True)
         pools = step.allocate(2)
         got = step(batch, pools)

@@ -21,7 +21,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 FOLDER = Path(__file__).resolve().parent / "parts"
 HUNK = re.compile(r"^<<<<\n(.*?)^====\n(.*?)^>>>>\n", re.S | re.M)
@@ -50,18 +49,7 @@ class Part:
     needs: frozenset[str] = frozenset()  # parts that must be there too
     drops: frozenset[str] = frozenset()
     dtypes: frozenset[str] = frozenset()  # served dtypes it works in; empty: all
-    unless: frozenset[str] = (
-        frozenset()
-    )  # conditions on the model's config under which it cannot serve it (see `holds`)
-
-
-def holds(config: Mapping[str, Any], condition: str) -> bool:
-    """Whether a field is set (`attention_bias`), or a field inside one has a value (`rope_scaling.kind=yarn`)."""
-    path, _, wanted = condition.partition("=")
-    value: Any = config
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value == wanted if wanted else bool(value)
+    unless: frozenset[str] = frozenset()  # fields of the model's config that it cannot serve when they are set
 
 
 def parse(name: str, text: str) -> Part:

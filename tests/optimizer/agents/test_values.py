@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine.contract import LoadedModel
+from engine.models.structure import RopeScaling
 from engine.models.weights import load_model, with_layers
 from kernels.build import has_compiler
 from optimizer.agents import KINDS
@@ -93,6 +94,18 @@ def test_it_serves_projections_with_biases(program: Program, half_model: LoadedM
     model = LoadedModel(replace(half_model.config, attention_bias=True), {**half_model.weights, **biases})
     limit = 1e-3 if program.precision == "same" else QUANTISED_KL
     assert kl(reference(model, program), play(build(program, model), model.config.vocab_size)) < limit
+
+
+@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
+def test_the_whole_step_serves_biases_of_queries_keys_and_values_and_yarn(half_model: LoadedModel) -> None:
+    generator, weights = torch.Generator().manual_seed(2), dict(half_model.weights)
+    for i in range(half_model.config.num_hidden_layers):
+        for name in (f"model.layers.{i}.self_attn.{part}_proj" for part in "qkv"):
+            weights[f"{name}.bias"] = torch.randn(len(weights[f"{name}.weight"]), generator=generator).bfloat16()
+    yarn = RopeScaling("yarn", factor=4.0, original_max_position=64, attention_factor=1.14)
+    model = LoadedModel(replace(half_model.config, attention_bias=True, rope_scaling=yarn), weights)
+    program = Program.of(["whole_step"])
+    assert kl(reference(model, program), play(build(program, model), model.config.vocab_size)) < 1e-3
 
 
 def test_these_tests_catch_a_program_that_reads_past_a_context(half_model: LoadedModel) -> None:
