@@ -66,22 +66,61 @@ def adjust(scores: Tensor, row: SampleRow) -> Tensor:
 
 
 def draw(scores: Tensor, row: SampleRow) -> int:
-    """One token from the tempered, filtered distribution by inverse transform over descending probabilities."""
-    probabilities, order = torch.softmax(scores.double() / row.temperature, -1).sort(descending=True, stable=True)
-    keep = torch.ones_like(probabilities, dtype=torch.bool)
-    if row.top_k > 0:
-        keep[row.top_k :] = False
+    """One token of float32 `scores` [vocab], tempered and filtered, by inverse transform over the kept ids as they rise.
+
+    In the order of the ids the cumulative weights move as little as the scores do; in the order of the weights two tokens
+    within rounding change places. So equal seeds draw alike in versions that differ in rounding alone.
+    """
+    peak = float(scores.max())
+    if peak == -math.inf:  # every token is banned: none is better than another
+        return 0
+    ids, weights = kept(scores, row, peak)
+    cumulative = weights.cumsum(-1)
+    total = float(cumulative[-1])
+    aim = min(
+        uniform(row.seed, row.draw) * total, math.nextafter(total, 0.0)
+    )  # under the total, however it was rounded
+    return int(ids[torch.searchsorted(cumulative, aim, right=True)])  # lifts the sum over `aim`: its weight is not 0
+
+
+def kept(scores: Tensor, row: SampleRow, peak: float) -> tuple[Tensor, Tensor]:
+    """What top-k, min-p and top-p leave, in this order: rising ids [n] and their float64 weights, 1 for a score of `peak`.
+
+    Of equals the lower id comes first: of scores in top-k, of weights in the nucleus.
+    Nothing is sorted but what may lie in the nucleus.
+    """
+    ids = torch.arange(len(scores))
+    if 0 < row.top_k < len(scores):
+        ids = _first(scores, row.top_k)
+        scores = scores[ids]
+    weights = scores.double().sub_(peak).div_(row.temperature).exp_()  # the softmax but for a factor
     if row.min_p > 0:
-        keep &= probabilities >= row.min_p * probabilities[0]
+        fit = weights >= row.min_p
+        ids, weights = ids[fit], weights[fit]
     if row.top_p < 1:
-        kept = probabilities * keep
-        before = (kept.cumsum(-1) - kept) / kept.sum()
-        keep &= before < row.top_p
-    keep[0] = True
-    cumulative = (probabilities * keep).cumsum(-1)
-    place = int(torch.searchsorted(cumulative, uniform(row.seed, row.draw) * cumulative[-1], right=True))
-    last = int(keep.nonzero()[-1])
-    return int(order[min(place, last)])
+        inside = _nucleus(weights, row.top_p)
+        ids, weights = ids[inside], weights[inside]
+    return ids, weights
+
+
+def _first(scores: Tensor, count: int) -> Tensor:
+    """Rising ids of the `count` highest scores."""
+    last = scores.topk(count, sorted=False).values.min()
+    above, level = (scores > last).nonzero().view(-1), (scores == last).nonzero().view(-1)
+    return torch.cat([above, level[: count - len(above)]]).sort().values
+
+
+def _nucleus(weights: Tensor, top_p: float) -> Tensor:
+    """Rising places of the fewest greatest weights whose share reaches `top_p` (Holtzman et al., 2020), at least one.
+
+    The weights under (1 - top_p) total / n sum to less than what a nucleus may leave out, so none of them lies in it;
+    half of that, so that rounding does not matter. A flat distribution stays whole and is sorted.
+    """
+    total = float(weights.sum())
+    possible = (weights >= 0.5 * (1 - top_p) * total / len(weights)).nonzero().view(-1)
+    values, order = weights[possible].sort(descending=True, stable=True)
+    short = int(torch.searchsorted(values.cumsum(-1), top_p * total))  # so many do not reach the share yet
+    return possible[order[: short + 1]].sort().values
 
 
 def uniform(seed: int, index: int) -> float:

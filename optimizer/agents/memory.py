@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from optimizer.agents.base import OPERATORS, SearchView
 from optimizer.agents.programs.edit import parts
@@ -51,24 +52,43 @@ class Memory:
         """Speed over the baseline: from a measured program that it contains, by what is known of the parts it adds."""
         if program in self.speeds:
             return self.speeds[program]
-        known = [p for p in self.speeds if set(p.parts) <= set(program.parts) and p not in self.failed]
+        known = [p for p in self.speeds if _within(p, program) and p not in self.failed]
         base = max(known, key=lambda p: (len(p.parts), self.speeds[p], p.name), default=Program())
         ratio = amdahl(program, view) / amdahl(base, view)
         for name in set(program.parts) - set(base.parts):
             ratio *= self.surprise(name, view)
+        for name, value in program.settings.items() - base.settings.items():
+            ratio *= self.setting(name, value)
         return self.speed(base) * ratio
 
     def surprise(self, name: str, view: SearchView) -> float:
-        """How far the part did better than expected where it was tried, 1 when it was not."""
+        """How far the part did better than expected where it was tried beside the same settings, 1 when it was not."""
         factor = 1.0
         for program in self.speeds:
             if name not in program.parts:
                 continue
             rest = Program.of(p for p in program.parts if p != name and name not in parts()[p].needs)
-            if rest in self.speeds or not rest.parts:
+            rest = rest.plus(**program.settings)  # what a setting brought is no part's merit
+            if rest in self.speeds or rest == Program():
                 expected = self.speed(rest) * amdahl(program, view) / amdahl(rest, view)
                 factor = (self.speeds[program] / expected) ** KEEP
         return factor
+
+    def setting(self, name: str, value: Any) -> float:
+        """What the setting brought where it was tried, 1 when it was not."""
+        factor = 1.0
+        for program in self.speeds:
+            if program.settings.get(name) != value:
+                continue
+            rest = Program(program.parts, tuple(v for v in program.values if v[0] != name))
+            if rest in self.speeds or rest == Program():
+                factor = (self.speeds[program] / self.speed(rest)) ** KEEP
+        return factor
+
+
+def _within(small: Program, large: Program) -> bool:
+    """Whether `large` has all parts and settings of `small`; kernel parameters are left aside."""
+    return set(small.parts) <= set(large.parts) and small.settings.items() <= large.settings.items()
 
 
 def amdahl(program: Program, view: SearchView) -> float:

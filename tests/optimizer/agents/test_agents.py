@@ -232,3 +232,18 @@ def test_a_scheduling_knob_is_one_of_the_scheduler_and_has_a_reason(knobs: dict[
     reasons = [SchedulingAgent().reason(name, value, program) for name, value in knobs.items()]
     assert all(": " in reason for reason in reasons)
     assert Program.parse(program.name) == program
+
+
+def test_what_a_setting_brought_is_not_credited_to_the_parts_beside_it() -> None:
+    plain, drafting = Program.of(["packed_linear"]), Program.of(["packed_linear"], draft_tokens=4)
+    view, part = VIEW, "packed_linear"
+    memory = Memory({plain: 1.2})
+    before = memory.surprise(part, view)
+    memory.speeds[drafting] = 2.4
+    assert memory.surprise(part, view) == before
+    assert memory.setting("draft_tokens", 4) == pytest.approx(2**0.5) and memory.setting("draft_tokens", 2) == 1
+    assert memory.expect(plain, view) == 1.2 and memory.expect(drafting, view) == 2.4
+    del memory.speeds[plain]
+    assert memory.surprise(part, view) == 1 and memory.expect(plain, view) < 2, (
+        "no program of other settings is its base"
+    )
