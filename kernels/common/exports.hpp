@@ -10,6 +10,11 @@ extern "C" {
 int64_t weight_layout() { return PM_LAYOUT; }
 int64_t panel_columns() { return PANEL; }
 int64_t instruction_set() { return PM_ISA; }
+#if PM_WEIGHT_BITS == 16 && PM_TILES
+int64_t instruction_set_usable() { return tiles_permitted(); }  // must be asked, and answer 1, before the first product
+#else
+int64_t instruction_set_usable() { return 1; }
+#endif
 int64_t weight_bits() { return PM_WEIGHT_BITS; }
 #if PM_WEIGHT_BITS == 16
 int64_t weight_group() { return 0; }

@@ -10,7 +10,7 @@
 #ifndef PM_PANEL_VECS  // panel width in vectors of 16 outputs
 #define PM_PANEL_VECS 3
 #endif
-#ifndef PM_ROW_TILE  // most rows of x in one tile: PM_ROW_TILE * PM_PANEL_VECS accumulators must fit the registers
+#ifndef PM_ROW_TILE  // most rows of x in one tile of vectors: PM_ROW_TILE * PM_PANEL_VECS accumulators must fit the registers
 #define PM_ROW_TILE 8
 #endif
 #ifndef PM_PREFETCH  // bytes ahead in the weight stream, 0 for none
@@ -38,9 +38,9 @@ struct Matrix {
   int64_t panels() const { return padded_n(n) / PANEL; }
 };
 
-// out[rows][PANEL] = x[rows, k] . panel p of w, 1 to PM_ROW_TILE rows. `first`: no earlier tile has read the panel.
+// out[rows][PANEL] = x[rows, k] . panel p of w, 1 to ROW_TILE rows. `first`: no earlier tile has read the panel.
 static __attribute__((noinline)) void product(int rows, const Input* x, int64_t ldx, const Matrix& w, int64_t p, bool first, float* out) {
-  with_rows<PM_ROW_TILE>(rows, [&](auto mr) {
+  with_rows<ROW_TILE>(rows, [&](auto mr) {
     if (first) return panel_product<mr(), true>(x, ldx, w.data, w.n, w.k, p, out);
     panel_product<mr(), false>(x, ldx, w.data, w.n, w.k, p, out);
   });
@@ -49,17 +49,17 @@ static __attribute__((noinline)) void product(int rows, const Input* x, int64_t 
 // Panels of `count` that belong to thread `id`.
 static inline Range share_panels(int64_t count, int id, int threads) { return PM_DEAL ? Range{id, count, threads} : share(count, id, threads); }
 
-// Calls f(first row, rows) over near-equal tiles of at most PM_ROW_TILE rows.
+// Calls f(first row, rows) over near-equal tiles of at most ROW_TILE rows.
 template <class F>
 static inline void for_row_tiles(int64_t rows, F&& f) {
-  const int64_t tiles = (rows + PM_ROW_TILE - 1) / PM_ROW_TILE;
+  const int64_t tiles = (rows + ROW_TILE - 1) / ROW_TILE;
   for (int64_t t = 0; t < tiles; t++) f(rows * t / tiles, int(rows * (t + 1) / tiles - rows * t / tiles));
 }
 
 // emit(row, column, 16 outputs) for the panels of `w` in `range`. x is [rows, ldx]; with an odd k element k of a row is finite.
 template <class Emit>
 static inline void matmul(const Input* x, int64_t ldx, int64_t rows, const Matrix& w, Range range, Emit&& emit) {
-  alignas(64) float out[PM_ROW_TILE * PANEL];
+  alignas(64) float out[ROW_TILE * PANEL];
   for (int64_t p = range.begin; p < range.end; p += range.step)
     for_row_tiles(rows, [&](int64_t first, int count) {
       product(count, x + first * ldx, ldx, w, p, first == 0, out);
@@ -71,7 +71,7 @@ static inline void matmul(const Input* x, int64_t ldx, int64_t rows, const Matri
 // emit(row, column, 16 outputs of `a`, 16 of `b`) for two matrices of one shape.
 template <class Emit>
 static inline void matmul_pair(const Input* x, int64_t ldx, int64_t rows, const Matrix& a, const Matrix& b, Range range, Emit&& emit) {
-  alignas(64) float out[2][PM_ROW_TILE * PANEL];
+  alignas(64) float out[2][ROW_TILE * PANEL];
   for (int64_t p = range.begin; p < range.end; p += range.step)
     for_row_tiles(rows, [&](int64_t first, int count) {
       product(count, x + first * ldx, ldx, a, p, first == 0, out[0]);

@@ -1,5 +1,6 @@
 // Sixteen float lanes and thirty-two bf16 lanes, in four implementations chosen at compile time by PM_ISA:
-//   4 AVX512 with BF16 dot products, 3 AVX512 (F, BW, DQ, VL), 2 AVX2 with FMA, 0 portable C++.
+//   5 as 4, and the tile registers of amx.hpp, 4 AVX512 with BF16 dot products, 3 AVX512 (F, BW, DQ, VL), 2 AVX2 with FMA,
+//   0 portable C++.
 // Everything above this file is written once on these types. Sums keep the same order in every kernel that uses them, so a
 // row's result depends neither on how many rows share the step nor on the number of threads.
 #pragma once
@@ -10,7 +11,9 @@
 #include <limits>
 
 #ifndef PM_ISA
-#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__AVX512BF16__)
+#define PM_ISA 5
+#elif defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #define PM_ISA 4
 #elif defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #define PM_ISA 3
@@ -20,7 +23,9 @@
 #define PM_ISA 0
 #endif
 #endif
-#if PM_ISA == 4 && !defined(__AVX512BF16__)
+#if PM_ISA == 5 && !(defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__AVX512BF16__))
+#error "PM_ISA 5 needs a CPU with AMX for BF16: take 4, 3, 2 or 0"
+#elif PM_ISA == 4 && !defined(__AVX512BF16__)
 #error "PM_ISA 4 needs a CPU with AVX512 BF16: take 3, 2 or 0"
 #elif PM_ISA == 3 && !defined(__AVX512BW__)
 #error "PM_ISA 3 needs a CPU with AVX512: take 2 or 0"
@@ -29,6 +34,11 @@
 #endif
 #if PM_ISA > 0
 #include <immintrin.h>
+#endif
+#if PM_ISA == 5 || defined(PM_AMX_EMULATE)  // tile registers, or plain C++ in their place beside any of the others
+#define PM_AMX 1
+#else
+#define PM_AMX 0
 #endif
 
 using bf16 = uint16_t;
@@ -89,7 +99,7 @@ static inline V vload_bf16(const bf16* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
 }
 static inline void vstore_bf16(bf16* p, V a) {
-#if PM_ISA == 4
+#if PM_ISA >= 4
   __m256bh h = _mm512_cvtneps_pbh(a);
   std::memcpy(p, &h, 32);
 #else
@@ -105,7 +115,7 @@ static inline W wload_first(const bf16* p, int n) { return _mm512_maskz_loadu_ep
 static inline W wpair(uint32_t pair) { return _mm512_set1_epi32(int(pair)); }
 static inline W wlow(W w) { return _mm512_and_si512(w, _mm512_set1_epi32(0xffff)); }  // odd elements set to zero
 static inline V dot2(V acc, W a, W b) {                                               // acc + a.even*b.even + a.odd*b.odd
-#if PM_ISA == 4
+#if PM_ISA >= 4
   return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
 #else
   const __m512i high = _mm512_set1_epi32(int(0xffff0000));

@@ -1,13 +1,21 @@
 // Weights as bf16 in two layouts (PM_LAYOUT):
 //   1 panels: w repacked as [n / PANEL][k / 2][PANEL][2]. One stream of whole cache lines, no horizontal sums, and the same
-//     tile serves one row (decode) and many (prefill). n and k are padded with zeros.
+//     tile serves one row (decode) and many (prefill). n and k are padded with zeros. AMX loads its tiles from it as it is.
 //   0 rows: w as it lies in the checkpoint; a dot product per output, summed across lanes at the end. Nothing is copied.
 // Inputs are bf16 rows as they are.
 #pragma once
+#include "amx.hpp"
 #include "tile.hpp"
 
 #ifndef PM_LAYOUT
 #define PM_LAYOUT 1
+#endif
+
+#define PM_TILES (PM_LAYOUT == 1 && PM_AMX)
+#if PM_TILES
+constexpr int ROW_TILE = TILE_ROWS;  // most rows in a product: fewer would leave rows of the tile registers empty
+#else
+constexpr int ROW_TILE = PM_ROW_TILE;
 #endif
 
 using Weight = bf16;
@@ -31,7 +39,53 @@ static void pack_panels(const bf16* w, int64_t n, int64_t k, bf16* out, int64_t 
 }
 
 // out[MR][PANEL] = x[MR, k] . panel `p` of w[n, k]. Not inlined, so that it is compiled once for each MR.
-#if PM_LAYOUT == 1
+#if PM_TILES
+
+// Eight tiles: sums for each vector of the panel, x, weights, and what is left of k, which has shapes of its own: x may end where
+// k does, and another panel begins where this one's weights end.
+enum PanelTile { TILE_X = 4, TILE_W, TILE_X_TAIL, TILE_W_TAIL };
+static_assert(PM_PANEL_VECS <= TILE_X, "PM_PANEL_VECS is 1 to 4");
+
+static TileShapes panel_shapes(int rows, int tail) {
+  TileShapes shapes;
+  for (int c = 0; c < PM_PANEL_VECS; c++) shapes.set(c, rows, TILE_PAIRS);
+  shapes.set(TILE_X, rows, TILE_PAIRS), shapes.set(TILE_W, TILE_PAIRS, TILE_PAIRS);
+  if (tail) shapes.set(TILE_X_TAIL, rows, tail), shapes.set(TILE_W_TAIL, tail, TILE_PAIRS);
+  return shapes;
+}
+
+template <int X, int W_>
+static inline __attribute__((always_inline)) void add_tiles(const bf16* x, int64_t ldx, const bf16* w) {
+  tile_load<X>(x, ldx * int64_t(sizeof(bf16)));
+  each_tile<PM_PANEL_VECS>([&](auto c) __attribute__((always_inline)) {
+    tile_load<W_>(w + c * 32, PANEL * 4);
+    tile_dot<c, X, W_>();
+  });
+}
+
+// Shapes are set for each product and let go after it: so it does not matter what else in the process uses tiles on this thread.
+static __attribute__((noinline)) void tile_product(int rows, bool fetch, const bf16* x, int64_t ldx, const bf16* panel, int64_t pairs, float* out) {
+  const int tail = int(pairs % TILE_PAIRS);
+  tile_configure(panel_shapes(rows, tail));
+  each_tile<PM_PANEL_VECS>([](auto c) { tile_zero<c>(); });
+  int64_t q = 0;
+  for (; q + TILE_PAIRS <= pairs; q += TILE_PAIRS) {
+    const bf16* w = panel + q * PANEL * 2;
+    for (int64_t at = 0; fetch && at < TILE_PAIRS * PANEL * 2; at += 32) prefetch((const char*)(w + at) + PM_PREFETCH);
+    add_tiles<TILE_X, TILE_W>(x + 2 * q, ldx, w);
+  }
+  if (tail) add_tiles<TILE_X_TAIL, TILE_W_TAIL>(x + 2 * q, ldx, panel + q * PANEL * 2);
+  each_tile<PM_PANEL_VECS>([&](auto c) { tile_store<c>(out + c * 16, PANEL * 4); });
+  tile_release();
+}
+
+template <int MR, bool FIRST>
+static inline void panel_product(const bf16* x, int64_t ldx, const bf16* w, int64_t, int64_t k, int64_t p, float* out) {
+  const int64_t pairs = (k + 1) / 2;
+  tile_product(MR, FIRST && PM_PREFETCH, x, ldx, w + p * PANEL * pairs * 2, pairs, out);
+}
+
+#elif PM_LAYOUT == 1
 
 template <int MR, bool FIRST>
 static __attribute__((noinline)) void panel_product(const bf16* x, int64_t ldx, const bf16* w, int64_t, int64_t k, int64_t p, float* out) {

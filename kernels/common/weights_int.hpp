@@ -19,6 +19,7 @@ static_assert(PM_GROUP % 16 == 0, "PM_GROUP is a multiple of 16");
 #define PM_LAYOUT 1
 #endif
 
+constexpr int ROW_TILE = PM_ROW_TILE;  // most rows in a product
 using Weight = uint8_t;
 using Input = int8_t;
 

@@ -46,7 +46,10 @@ class WholeStep:
         self.layers_apart = layers_apart and config.num_hidden_layers > 1
         for name in ("packed_size", "scratch_bytes", "weight_layout", "panel_columns", "weight_bits", "weight_group"):
             getattr(library, name).restype = ctypes.c_int64
+        library.instruction_set_usable.restype = ctypes.c_int64
         library.unsupported.restype = ctypes.c_char_p
+        if not library.instruction_set_usable():
+            raise ValueError("the system refuses this process the tile registers (AMX) that the step kernel uses")
         self.keep = []  # tensors that the C side points into
         c, w = config, weights
         self.layers = (LayerWeights * c.num_hidden_layers)()

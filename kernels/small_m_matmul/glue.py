@@ -16,8 +16,10 @@ class PackedLinear:
 
     def __init__(self, library, weight, bias, threads):
         self.library, self.bias, self.threads = library, bias, threads
-        for name in ("packed_size", "weight_layout"):
+        for name in ("packed_size", "weight_layout", "instruction_set_usable"):
             getattr(library, name).restype = ctypes.c_int64
+        if not library.instruction_set_usable():
+            raise ValueError("the system refuses this process the tile registers (AMX) that the linear kernel uses")
         self.n, self.k = weight.shape
         if weight.dtype != torch.bfloat16 or self.k % 2:
             raise ValueError(

@@ -41,8 +41,8 @@ class KernelContract:
             self.close(a, b)
 
     @pytest.mark.parametrize("isa", support.instruction_sets())
-    def test_it_equals_the_reference_on_every_instruction_set(self, isa: int) -> None:
-        library = support.library(self.op, PM_ISA=isa)
+    def test_it_equals_the_reference_on_every_instruction_set(self, isa: str) -> None:
+        library = support.library_for(self.op, isa)
         for case in self.cases.values():
             self.check(self.run(library, case, 2), self.expected(case))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -18,18 +19,30 @@ from kernels import build, registry
 from kernels.hardware import detect
 from tests import paths
 
+AVX512_BF16 = ("avx512_bf16", "avx512bw", "avx512dq", "avx512vl")
 ISA_NEEDS = {
-    4: ("avx512_bf16", "avx512bw", "avx512dq", "avx512vl"),
+    5: (*AVX512_BF16, "amx_bf16", "amx_tile"),
+    4: AVX512_BF16,
     3: ("avx512f", "avx512bw", "avx512dq", "avx512vl"),
     2: ("avx2", "fma"),
     0: (),
 }
+EMULATED = "emulated tiles"
 
 
-def instruction_sets() -> list[int]:
-    """The PM_ISA values that this CPU can run."""
+def instruction_sets() -> list[str]:
+    """The PM_ISA values that this CPU can run, and tile registers in plain C++, which every CPU can."""
     features = set(detect().features)
-    return [isa for isa, needs in ISA_NEEDS.items() if features.issuperset(needs)]
+    return [EMULATED, *(str(isa) for isa, needs in ISA_NEEDS.items() if features.issuperset(needs))]
+
+
+def library_for(op: str, isa: str) -> ctypes.CDLL:
+    """The operator built for one of `instruction_sets()`."""
+    if isa != EMULATED:
+        return library(op, PM_ISA=int(isa))
+    if "PM_LAYOUT" not in registry.load(op).defaults():
+        pytest.skip("the operator has no bf16 weights, which tiles are for")
+    return library(op, PM_AMX_EMULATE=1)
 
 
 def library(op: str, values: Mapping[str, int] | None = None, **defines: int) -> ctypes.CDLL:

@@ -114,8 +114,8 @@ class TestDecodeStep(KernelContract):
         assert (got - want).pow(2).mean().sqrt() < 0.02 * want.std()
 
     @pytest.mark.parametrize("isa", support.instruction_sets())
-    def test_no_bit_of_unused_cache_reaches_the_logits(self, isa: int) -> None:
-        library, case = support.library(self.op, PM_ISA=isa), self.cases["mixed"]
+    def test_no_bit_of_unused_cache_reaches_the_logits(self, isa: str) -> None:
+        library, case = support.library_for(self.op, isa), self.cases["mixed"]
         clean = run(library, case, 2)
         for poison in (float("nan"), 1e30):
             for a, b in zip(clean, run(library, case, 2, poison=poison), strict=True):
@@ -143,9 +143,10 @@ class TestDecodeStep(KernelContract):
         for got, want in zip(pools, plain, strict=True):
             torch.testing.assert_close(got.float(), want, rtol=0.05, atol=0.05)
 
-    @pytest.mark.parametrize("layout", [0, 1])
-    def test_batch_size_and_chunking_change_no_bit(self, layout: int) -> None:
-        library = support.library(self.op, {"PM_LAYOUT": layout})
+    @pytest.mark.parametrize("build", [{"PM_LAYOUT": 0}, {"PM_LAYOUT": 1}, support.EMULATED], ids=str)
+    def test_batch_size_and_chunking_change_no_bit(self, build: Any) -> None:
+        emulated = build == support.EMULATED
+        library = support.library_for(self.op, build) if emulated else support.library(self.op, build)
         shape = (96, 200, 6, 2, 32)
         whole = run(library, Case(((270, 270),), *shape), 2)[-1]
         for new in (1, 5, 64, 269):

@@ -98,8 +98,8 @@ class TestPagedAttention(KernelContract):
 
     @pytest.mark.parametrize("isa", support.instruction_sets())
     @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 3e38])
-    def test_no_bit_of_unused_cache_reaches_the_result(self, isa: int, poison: float) -> None:
-        library = support.library(self.op, PM_ISA=isa)
+    def test_no_bit_of_unused_cache_reaches_the_result(self, isa: str, poison: float) -> None:
+        library = support.library_for(self.op, isa)
         for name in ("block borders", "mixed"):
             assert torch.equal(run(library, self.cases[name], 2, 32), run(library, self.cases[name], 2, 32, poison)), (
                 name

@@ -46,13 +46,14 @@ class TestSmallMMatmul(KernelContract):
         exact = got.dtype == torch.float32
         torch.testing.assert_close(got, want, rtol=1e-5 if exact else 1.6e-2, atol=2e-5 if exact else 1e-2)
 
-    @pytest.mark.parametrize("layout", [0, 1])
-    def test_a_row_does_not_depend_on_its_company(self, layout: int) -> None:
-        library = support.library(self.op, {"PM_LAYOUT": layout})
+    @pytest.mark.parametrize("build", [{"PM_LAYOUT": 0}, {"PM_LAYOUT": 1}, support.EMULATED], ids=str)
+    def test_a_row_does_not_depend_on_its_company(self, build: Any) -> None:
+        emulated = build == support.EMULATED
+        library = support.library_for(self.op, build) if emulated else support.library(self.op, build)
         x, w, bias = self.cases["many rows"]
         linear = support.glue(self.op).PackedLinear(library, w, bias, 2)
         whole = linear(x, torch.float32)
-        for rows in (1, 2, 7, 8, 9, 33):
+        for rows in (1, 2, 7, 8, 9, 15, 16, 17, 33):
             assert torch.equal(linear(x[:rows], torch.float32), whole[:rows])
 
     def test_an_odd_input_width_and_other_dtypes_are_refused_by_name(self) -> None:
