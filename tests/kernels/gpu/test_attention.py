@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.gpu import tunables
+from kernels import registry
 from kernels.paged_decode_attention.triton import decode_attention, splits_for
 from kernels.prefill_attention.triton import chunk_attention
 from tests.kernels.gpu.support import Paged, close
@@ -91,7 +91,7 @@ def test_prefill_leaves_other_sequences_rows_alone() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("op", ["paged_decode_attention", "prefill_attention"])
 def test_every_parameter_value_is_right(op: str) -> None:
-    loaded = tunables.load(op)
+    loaded = registry.load(op, "triton")
     case = Paged(((300, 1),)) if op == "paged_decode_attention" else Paged(((300, 150),), heads=2, kv_heads=1)
     for parameter in loaded.params:
         for value in parameter.values:

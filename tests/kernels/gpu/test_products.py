@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernels import registry
 from kernels.fp8_matmul.triton import fp8_linear, quantise_fp8, quantise_rows
 from kernels.gated_mlp.triton import gate_of_both, gated
 from kernels.gpu import tunables
@@ -147,23 +148,12 @@ def run_op(op: str, rows: int, params: dict[str, int]) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("op", ["small_m_matmul", "gated_mlp", "lm_head", "weight_only_matmul", "fp8_matmul"])
 def test_every_parameter_value_is_right(op: str) -> None:
     tried = 0
-    for parameter in tunables.load(op).params:
+    loaded = registry.load(op, "triton")
+    for parameter in loaded.params:
         for value in parameter.values:
             values = {parameter.name: value}
-            if tunables.load(op).allows(values):
+            if loaded.allows(values):
                 rows = 130 if parameter.name.startswith("LARGE") else 9
                 close(*run_op(op, rows, values), 1e-4)
                 tried += 1
     assert tried >= 20
-
-
-@pytest.mark.parametrize("op", tunables.names())
-def test_the_parameters_of_every_operator_are_sound_and_read(op: str) -> None:
-    loaded, tiles = tunables.load(op), (tunables.ROOT / "gpu" / "tiles.py").read_text()
-    for parameter in loaded.params:
-        assert parameter.default in parameter.values and parameter.why
-        either = "}" + parameter.name.removeprefix("SMALL").removeprefix("LARGE") + '"'
-        assert any(f'"{parameter.name}"' in text or either in text for text in (loaded.source_text, tiles)), (
-            parameter.name
-        )
-    assert tunables.resolve(op) == loaded.defaults()
