@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import re
+
 import pytest
 
 from kernels import registry
@@ -33,6 +37,16 @@ def test_every_folder_is_complete(name: str) -> None:
     rows = registry.rows(folder)
     assert {row.get("for", "cpu") for row in rows} == sources
     assert not set().union(*rows) - KEYS
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_every_reference_is_plain_torch_and_says_its_shapes(name: str) -> None:
+    reference = importlib.import_module(f"kernels.{name}.reference")
+    own = [f for _, f in inspect.getmembers(reference, inspect.isfunction) if f.__module__ == reference.__name__]
+    assert own and all("[" in (f.__doc__ or "") for f in own)
+    imports = re.findall(r"^(?:from|import) ([\w.]+)", inspect.getsource(reference), re.MULTILINE)
+    allowed = r"__future__|typing|collections\.abc|torch(\.nn)?|kernels\.\w+(\.reference)?"
+    assert all(re.fullmatch(allowed, module) for module in imports), imports
 
 
 @pytest.mark.parametrize(("name", "source"), PAIRS)
