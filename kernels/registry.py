@@ -1,4 +1,7 @@
-"""Operators as data: source, tunable parameters, reference and calling code of each. Torch-free.
+"""Operators as data: sources, tunable parameters, reference and calling code of each. Torch-free.
+
+An operator is a folder: `reference.py` says what is right, `params.json` what may be varied, and `cpu.cpp` (with `glue.py`, which
+calls it), `triton.py` or both compute it. A parameter belongs to the C++ source unless it says `"for": "triton"`.
 
 `instantiate` gives one self-contained C++ text: the parameter values as #defines on top, our own headers written in. Such a
 text is what a candidate carries, what a customer reviews and what `kernels.build.compile_cpp` compiles.
@@ -15,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent
+SOURCES = {"cpu": "cpu.cpp", "triton": "triton.py"}  # by what an operator may be asked for
 LOCAL_INCLUDE = re.compile(r'^#include "([^"]+)"\s*$', re.MULTILINE)
 
 
@@ -24,22 +28,22 @@ class ParameterError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    name: str  # the macro
+    name: str  # the macro (cpu) or the key of a launch's values (triton)
     values: tuple[int, ...]
     default: int
     constraint: str  # an expression over parameter names that must hold, or ""
     why: str
-    precision: tuple[
-        tuple[int, str], ...
-    ] = ()  # values that compute in less than the endpoint's dtype: (value, its name)
+    precision: tuple[tuple[int, str], ...] = ()  # (value, name) of those that compute in less than the endpoint's dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
+    """One source of an operator and the parameters that it reads."""
+
     name: str
     folder: Path
-    source_text: str  # cpu.cpp with our headers written in
-    glue_text: str  # Python that binds and calls the library: pasted into a candidate's forward.py
+    source_text: str  # cpu.cpp with our headers written in, or triton.py
+    glue_text: str  # Python that binds and calls the library: pasted into a candidate's forward.py; "" for triton
     params: tuple[Parameter, ...]
 
     def defaults(self) -> dict[str, int]:
@@ -80,29 +84,32 @@ def holds(constraint: str, values: Mapping[str, int]) -> bool:
     return bool(eval(compile(constraint, "constraint", "eval"), {"__builtins__": {}}, dict(values)))
 
 
-def names() -> list[str]:
-    return sorted(p.parent.name for p in ROOT.glob("*/params.json"))
+def names(source: str = "cpu") -> list[str]:
+    """The operators that have this source, a key of SOURCES."""
+    return sorted(p.parent.name for p in ROOT.glob(f"*/{SOURCES[source]}") if (p.parent / "params.json").exists())
 
 
 @cache
-def load(name: str) -> Op:
-    """Raises KeyError with the known names for an operator that does not exist."""
+def load(name: str, source: str = "cpu") -> Op:
+    """Raises KeyError with the known names for an operator that does not exist or has no such source."""
+    if name not in names(source):
+        raise KeyError(f"no {source} operator {name!r}: there are {', '.join(names(source))}")
     folder = ROOT / name
-    if not (folder / "params.json").exists():
-        raise KeyError(f"no operator {name!r}: there are {', '.join(names())}")
-    rows: list[dict[str, Any]] = json.loads((folder / "params.json").read_text())
-    params = tuple(
-        Parameter(
-            r["name"],
-            tuple(r["values"]),
-            r["default"],
-            r.get("constraint", ""),
-            r["why"],
-            tuple((int(value), name) for value, name in r.get("precision", {}).items()),
-        )
-        for r in rows
-    )
+    params = tuple(parameter(r) for r in rows(folder) if r.get("for", "cpu") == source)
+    if source == "triton":
+        return Op(name, folder, (folder / "triton.py").read_text(), "", params)
     return Op(name, folder, inlined(folder / "cpu.cpp"), (folder / "glue.py").read_text(), params)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """An operator's parameters as they are written, of all its sources."""
+    return json.loads((folder / "params.json").read_text())
+
+
+def parameter(row: Mapping[str, Any]) -> Parameter:
+    precision = tuple((int(value), name) for value, name in row.get("precision", {}).items())
+    values = tuple(row["values"])
+    return Parameter(row["name"], values, row["default"], row.get("constraint", ""), row["why"], precision)
 
 
 def instantiate(op: Op | str, values: Mapping[str, int] | None = None) -> str:

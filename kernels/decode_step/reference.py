@@ -10,20 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from kernels.gated_mlp.reference import silu_mul
+from kernels.lm_head.reference import head_and_argmax
 from kernels.paged_attention.reference import attend, read_cache, write_cache
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [T, heads, head_dim]; cos, sin [T, head_dim / 2]. Pairs (d, d + head_dim / 2)."""
-    a, b = x.chunk(2, -1)
-    cos, sin = cos[:, None], sin[:, None]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+from kernels.qkv_rope_kv.reference import rotate
+from kernels.rmsnorm_residual.reference import rms_norm
+from kernels.small_m_matmul import reference as plain
 
 
 def forward_step(
@@ -32,8 +25,7 @@ def forward_step(
     """Logits float32 [R, vocab]; keys and values (the kernel's layout, any float dtype) are written at batch.slot."""
 
     def linear(x: Tensor, name: str) -> Tensor:
-        bias = weights.get(f"{name}.bias")
-        return F.linear(x, weights[f"{name}.weight"].float(), None if bias is None else bias.float())
+        return plain.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
 
     x = weights["model.embed_tokens.weight"][batch.token_ids].float()
     c, s = cos[batch.positions], sin[batch.positions]
@@ -45,10 +37,10 @@ def forward_step(
         y = torch.cat(attend_all(batch, rotate(q, c, s), keys[:, i], values[:, i], config.head_dim**-0.5))
         x = x + linear(y.flatten(1), f"{p}.self_attn.o_proj")
         y = rms_norm(x, weights[f"{p}.post_attention_layernorm.weight"], config.rms_norm_eps)
-        y = F.silu(linear(y, f"{p}.mlp.gate_proj")) * linear(y, f"{p}.mlp.up_proj")
+        y = silu_mul(linear(y, f"{p}.mlp.gate_proj"), linear(y, f"{p}.mlp.up_proj"))
         x = x + linear(y, f"{p}.mlp.down_proj")
     head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
-    return F.linear(rms_norm(x[batch.logit_rows], weights["model.norm.weight"], config.rms_norm_eps), head.float())
+    return head_and_argmax(rms_norm(x[batch.logit_rows], weights["model.norm.weight"], config.rms_norm_eps), head)[0]
 
 
 def attend_all(batch: Any, q: Tensor, keys: Tensor, values: Tensor, scale: float) -> list[Tensor]:

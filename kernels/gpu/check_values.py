@@ -1,4 +1,4 @@
-"""Every operator's values against plain float32 torch on the device at hand, at the shapes of a given model."""
+"""Every operator's values against its float32 reference on the device at hand, at the shapes of a given model."""
 
 from __future__ import annotations
 
@@ -7,19 +7,29 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from kernels.fp8_matmul import reference as fp8
 from kernels.fp8_matmul.triton import CAPABILITY, fp8_linear, quantise_fp8, quantise_rows
+from kernels.gated_mlp import reference as mlp
 from kernels.gated_mlp.triton import gate_of_both, gated
 from kernels.gpu import tunables
+from kernels.kv_copy import reference as kv
 from kernels.kv_copy.triton import gather_blocks, scatter_blocks
+from kernels.lm_head import reference as head
 from kernels.lm_head.triton import head_and_argmax
+from kernels.moe import reference as mixture
 from kernels.moe.triton import experts_mlp, route
+from kernels.paged_decode_attention import reference as one_token
 from kernels.paged_decode_attention.triton import decode_attention
+from kernels.prefill_attention import reference as chunks
 from kernels.prefill_attention.triton import chunk_attention
+from kernels.qkv_rope_kv import reference as rope
 from kernels.qkv_rope_kv.triton import rope_and_cache
+from kernels.rmsnorm_residual import reference as norms
 from kernels.rmsnorm_residual.triton import add_rmsnorm
+from kernels.small_m_matmul.reference import linear
 from kernels.small_m_matmul.triton import matmul
+from kernels.weight_only_matmul import reference as small
 from kernels.weight_only_matmul.triton import int4_linear, int8_linear, quantise_int8
 
 EPS = 1e-5
@@ -71,63 +81,57 @@ class Values:
     def checks(self) -> dict[str, Callable[[], tuple[Tensor, Tensor]]]:
         checks = {"rmsnorm_residual": self.norm, "qkv_rope_kv": self.rope, "moe": self.moe, "kv_copy": self.copies}
         checks |= {"paged_decode_attention": self.decode, "prefill_attention": self.prefill}
-        fp8 = self.device.type == "cpu" or torch.cuda.get_device_capability(self.device) >= CAPABILITY
-        if fp8 and self.device.type == "cuda":  # the interpreter's own rounding to fp8 loses carries
+        has_fp8 = self.device.type == "cpu" or torch.cuda.get_device_capability(self.device) >= CAPABILITY
+        if has_fp8 and self.device.type == "cuda":  # the interpreter's own rounding to fp8 loses carries
             checks["fp8_rows"] = self.fp8_rows
         for rows in self.shapes.rows:
             for name in ("small_m_matmul", "gated_mlp", "silu_mul", "lm_head", "argmax", "int8", "int4"):
                 checks[f"{name} of {rows}"] = lambda name=name, rows=rows: self.product(name, rows)
-            if fp8:
+            if has_fp8:
                 checks[f"fp8 of {rows}"] = lambda rows=rows: self.product("fp8", rows)
         return checks
 
     def fp8_rows(self) -> tuple[Tensor, Tensor]:
         x = self.random(9, self.shapes.hidden)
-        (got, scale), (want, _) = quantise_rows(x), quantise_fp8(x)
-        return got.float() * scale[:, None], want.float() * scale[:, None]
+        return fp8.turned_back(*quantise_rows(x)), fp8.turned_back(*fp8.quantise(x))
 
     def norm(self) -> tuple[Tensor, Tensor]:
-        x, r, w = (
-            self.random(9, self.shapes.hidden),
-            self.random(9, self.shapes.hidden),
-            self.random(self.shapes.hidden),
-        )
-        summed, out = add_rmsnorm(x, w, EPS, residual=r)
-        h = summed.float()
-        return out, h * torch.rsqrt(h.square().mean(-1, keepdim=True) + EPS) * w.float()
+        h = self.shapes.hidden
+        x, r, w = self.random(9, h), self.random(9, h), self.random(h)
+        got, want = (run(x, w, EPS, residual=r) for run in (add_rmsnorm, norms.add_rmsnorm))
+        return torch.cat(got), torch.cat(want)
 
     def product(self, name: str, rows: int) -> tuple[Tensor, Tensor]:
         s = self.shapes
         x, weight = self.random(rows, s.hidden), self.random(s.ffn, s.hidden, scale=s.hidden**-0.5)
-        plain = F.linear(x.float(), weight.float())
         if name == "small_m_matmul":
-            return matmul(x, weight), plain
+            return matmul(x, weight), linear(x, weight)
         if name == "gated_mlp":
-            return gated(x, weight, weight.flip(0).contiguous()), F.silu(plain) * plain.flip(1)
+            up = weight.flip(0).contiguous()
+            return gated(x, weight, up), mlp.gated(x, weight, up)
         if name == "silu_mul":
             both = self.random(rows, 2 * s.ffn)
-            g, u = both.float().chunk(2, -1)
-            return gate_of_both(both), F.silu(g) * u
+            return gate_of_both(both), mlp.gate_of_both(both)
         if name in ("lm_head", "argmax"):
             logits, greedy = head_and_argmax(x, weight)
-            return (logits, plain) if name == "lm_head" else (greedy, logits.argmax(-1))
-        if name == "int8":
+            return (logits, linear(x, weight)) if name == "lm_head" else (greedy, head.greedy(logits))
+        return self.quantised(name, x, weight)
+
+    def quantised(self, kind: str, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """x [M, hidden], weight [ffn, hidden]; int4 takes random bytes instead, so that every level occurs."""
+        s = self.shapes
+        if kind == "int8":
             level, scale = quantise_int8(weight)
-            return int8_linear(x, level, scale), F.linear(x.float(), level.float() * scale[:, None])
-        if name == "fp8":
+            return int8_linear(x, level, scale), linear(x, small.int8_turned_back(level, scale))
+        if kind == "fp8":
             level, scale = quantise_fp8(weight)
-            got = fp8_linear(x, level, scale)
-            if rows >= tunables.resolve("fp8_matmul")["QUANTISE_FROM"]:
-                x, x_scale = quantise_rows(x)
-                plain = F.linear(x.float() * x_scale[:, None], level.float() * scale[:, None])
-            else:
-                plain = F.linear(x.float(), level.float() * scale[:, None])
-            return got, plain
+            said = x
+            if len(x) >= tunables.resolve("fp8_matmul")["QUANTISE_FROM"]:
+                said = fp8.turned_back(*quantise_rows(x))
+            return fp8_linear(x, level, scale), fp8.fp8_linear(said, level, scale)
         packed = torch.randint(0, 256, (s.ffn, s.hidden // 2), dtype=torch.uint8, device=self.device)
         scale = self.random(s.ffn, s.hidden // 128).float()
-        halves = packed.view(s.ffn, s.hidden // 128, 64)
-        weight = (torch.cat((halves & 15, halves >> 4), -1).float() - 8) * scale[..., None]
-        return int4_linear(x, packed, scale), F.linear(x.float(), weight.view(s.ffn, s.hidden))
+        return int4_linear(x, packed, scale), linear(x, small.int4_turned_back(packed, scale))
 
     def cache(self, sequences: int) -> tuple[Tensor, Tensor, Tensor]:
         """(keys, values, block table int32 [sequences, B]) with scattered blocks."""
@@ -144,21 +148,13 @@ class Values:
         starts = torch.tensor([0, *(n for _, n in lengths)], device=self.device).cumsum(0).int()
         q = self.random(int(starts[-1]), s.heads, s.head_dim)
         contexts = torch.tensor([n for n, _ in lengths], dtype=torch.int32, device=self.device)
-        index, out, want = torch.arange(len(lengths), dtype=torch.int32, device=self.device), torch.empty_like(q), []
+        index, out = torch.arange(len(lengths), dtype=torch.int32, device=self.device), torch.empty_like(q)
+        inputs = (q, keys, values, table, contexts, starts, index)
         if decode:
-            decode_attention(q, keys, values, table, contexts, starts, index, out)
-        else:
-            chunk_attention(q, keys, values, table, contexts, starts, index, max(n for _, n in lengths), out)
-        for i, (context, new) in enumerate(lengths):
-            k, v = (
-                t[table[i].long()].transpose(1, 2).flatten(0, 1)[:context].float().transpose(0, 1)
-                for t in (keys, values)
-            )
-            k, v = (t.repeat_interleave(s.heads // s.kv_heads, 0) for t in (k, v))
-            mask = torch.ones(new, context, dtype=torch.bool, device=self.device).tril(context - new)
-            rows = q[starts[i] : starts[i + 1]].float().transpose(0, 1)
-            want.append(F.scaled_dot_product_attention(rows[None], k[None], v[None], mask)[0].transpose(0, 1))
-        return out, torch.cat(want)
+            decode_attention(*inputs, out)
+            return out, one_token.decode_attention(*inputs)
+        chunk_attention(*inputs, max(n for _, n in lengths), out)
+        return out, chunks.chunk_attention(*inputs)
 
     def decode(self) -> tuple[Tensor, Tensor]:
         return self.attention([(self.shapes.context, 1), (17, 1), (1, 1), (self.shapes.context // 2 + 5, 1)], True)
@@ -174,13 +170,13 @@ class Values:
         angles = torch.outer(torch.arange(64.0, device=self.device), 10000.0**-half)
         keys, values, _ = self.cache(1)
         at = torch.arange(count, device=self.device)
-        q = rope_and_cache(qkv, angles.cos(), angles.sin(), at + 3, at, keys, values, s.heads)
-        rows = qkv.float().view(count, -1, s.head_dim)
-        a, b = rows[:, : s.heads + s.kv_heads].chunk(2, -1)
-        cos, sin = (t[at + 3][:, None] for t in (angles.cos(), angles.sin()))
-        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-        written = [t[0, :, :count].transpose(0, 1) for t in (keys, values)]
-        return torch.cat([q, *written], 1), torch.cat([turned, rows[:, s.heads + s.kv_heads :]], 1)
+        inputs = (qkv, angles.cos(), angles.sin(), at + 3, at)
+        found = []
+        for run in (rope_and_cache, rope.rope_and_cache):
+            cache = keys.clone(), values.clone()
+            q = run(*inputs, *cache, s.heads)
+            found.append(torch.cat([q, *(t[0, :, :count].transpose(0, 1) for t in cache)], 1))
+        return found[0], found[1]
 
     def moe(self) -> tuple[Tensor, Tensor]:
         s, count = self.shapes, self.shapes.experts
@@ -188,11 +184,7 @@ class Values:
         gate, up, down = (
             self.random(count, *shape, scale=shape[1] ** -0.5) for shape in [(256, s.hidden)] * 2 + [(s.hidden, 256)]
         )
-        share, ids = logits.float().softmax(-1).topk(2)
-        share = share / share.sum(-1, keepdim=True)
-        h = torch.einsum("th,tkfh->tkf", x.float(), gate[ids].float())
-        h = F.silu(h) * torch.einsum("th,tkfh->tkf", x.float(), up[ids].float())
-        want = (torch.einsum("tkf,tkhf->tkh", h, down[ids].float()) * share[..., None]).sum(1)
+        want = mixture.experts_mlp(x, gate, up, down, *mixture.route(logits, 2))
         return experts_mlp(x, gate, up, down, route(logits, 2)), want
 
     def copies(self) -> tuple[Tensor, Tensor]:
@@ -200,7 +192,7 @@ class Values:
         blocks = torch.tensor([3, 1], device=self.device)
         before = pool.clone()
         scatter_blocks(gather_blocks(pool, blocks), pool, blocks - 1)
-        before[blocks - 1] = before[blocks]
+        kv.scatter_blocks(kv.gather_blocks(before, blocks), before, blocks - 1)
         return pool, before
 
 

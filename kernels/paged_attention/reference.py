@@ -27,9 +27,13 @@ def read_cache(keys: Tensor, values: Tensor, table: Tensor, tokens: int) -> tupl
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Causal attention of the last len(q) tokens: q [n, heads, head_dim], k and v [tokens, kv_heads, head_dim]."""
+    """Causal attention of the last len(q) tokens: float32 [n, heads, head_dim].
+
+    q [n, heads, head_dim]; k and v float32 [tokens, kv_heads, head_dim].
+    """
     n, tokens, group = len(q), len(k), q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = torch.einsum("qhd,khd->hqk", q.float(), k) * scale
-    hidden = torch.arange(tokens) > torch.arange(tokens - n, tokens)[:, None]
+    position, mine = (torch.arange(first, tokens, device=q.device) for first in (0, tokens - n))
+    hidden = position > mine[:, None]
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)

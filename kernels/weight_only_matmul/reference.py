@@ -1,8 +1,9 @@
-"""The linear layer with quantised weights and inputs in plain torch: quantise, turn back, multiply in float32.
+"""The linear layer with quantised weights in plain torch: quantise, turn back, multiply in float32.
 
-Each group along k has its scale, in bf16. 8 bits: symmetric, the scale rounded so that the largest value is not cut off.
-4 bits: from the smallest value to the largest, the smallest in bf16 too. Inputs: symmetric 8 bits for each group. All round to
-nearest even, as the kernel does.
+The C++ kernel quantises weights and inputs. Each group along k has its scale, in bf16. 8 bits: symmetric, the scale rounded so
+that the largest value is not cut off. 4 bits: from the smallest value to the largest, the smallest in bf16 too. Inputs: symmetric
+8 bits for each group. All round to nearest even, as the kernel does. The Triton kernel takes weights that are integers already
+and inputs as they are: `*_turned_back` say what its weights stand for.
 """
 
 from __future__ import annotations
@@ -50,3 +51,18 @@ def quantised_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, bits
     """x [M, k], weight [n, k] -> float32 [M, n]."""
     y = turned_back(x, group) @ weights_turned_back(weight, bits, group).T
     return y if bias is None else y + bias.float()
+
+
+def int8_turned_back(level: Tensor, scale: Tensor) -> Tensor:
+    """int8 level [n, k], float32 scale [n] -> float32 [n, k]."""
+    return level.float() * scale[:, None]
+
+
+def int4_turned_back(packed: Tensor, scale: Tensor) -> Tensor:
+    """uint8 packed [n, k / 2], float32 scale [n, groups] -> float32 [n, k].
+
+    A byte of a group holds column j (low half) and column j + group / 2 (high half), both 8 above their value.
+    """
+    both = packed.unflatten(-1, (scale.shape[1], -1))
+    level = torch.cat((both & 15, both >> 4), -1).float() - 8
+    return (level * scale[..., None]).flatten(1)

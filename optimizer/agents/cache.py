@@ -19,12 +19,12 @@ class CacheAgent(FocusAgent):
     def tune(self, view: SearchView) -> Iterator[Program]:
         """Block sizes of the best program and of the baseline's layout, and how the kernel's cache is cut."""
         best = self.memory.best()
-        if "whole_step" in best.parts and not best.settings.get("layers_apart"):
-            yield best.plus(layers_apart=1)
         for base in (best, Program()):
             now = base.settings.get("block_size", 32 if "whole_step" in base.parts else 16)
             span = base.parameters.get("PM_SPAN", 256)
             yield from (base.plus(block_size=size) for size in BLOCK_SIZES if size != now and span % size == 0)
+        if "whole_step" in best.parts and not best.settings.get("layers_apart"):
+            yield best.plus(layers_apart=1)
 
     def reason(self, name: str, value: object, program: Program) -> str:
         if name == "block_size":

@@ -71,7 +71,6 @@ class KernelContract:
         assert not re.search(r'#include "', text)
         for name, value in registry.load(self.op).defaults().items():
             assert f"#define {name} {value}\n" in text
-            assert f"#ifndef {name}" in text, f"{name} is in params.json but the source never reads it"
 
     def test_its_glue_needs_only_ctypes_and_torch(self) -> None:
         imports = re.findall(r"^\s*(?:import|from) (\w+)", registry.load(self.op).glue_text, re.MULTILINE)

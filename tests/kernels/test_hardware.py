@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-from kernels import ceilings, hardware
+from kernels import build, ceilings, hardware, microbenchmarks
+from tests import paths
 
 
 def test_it_describes_this_machine() -> None:
@@ -23,8 +27,10 @@ def test_datasheets_are_labelled_as_such() -> None:
 
 def test_ceilings_are_measured_once_and_read_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = ceilings.cached_ceilings(tmp_path, threads=1)
-    for key in ("read_gbs", "copy_gbs", "gemm_bf16_flops", "gemm_f32_flops", "gemv_bf16_gbs", "dispatch_s"):
-        assert isinstance(first[key], float) and first[key] > 0, key
+    for key, *_ in ceilings.TABLE:
+        assert key.startswith("cuda") or (isinstance(first[key], float) and first[key] > 0), key
+    for name in ("f32", "bf16"):
+        assert max(first[f"gemm_{name}_by_rows"].values()) <= first[f"gemm_{name}_flops"]
     assert first["read_gbs_median"] <= first["read_gbs"] and first["threads"] == 1
 
     def never(threads: int) -> dict[str, float]:
@@ -54,3 +60,54 @@ def test_a_failed_measurement_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings.sys, "executable", "/bin/false")
     with pytest.raises(ceilings.CeilingsError, match="measuring failed"):
         ceilings.measure_ceilings(1)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Sizes at which nothing measured is a ceiling, but everything runs."""
+    for name, value in {"READ_BYTES": 1 << 20, "ROWS": (1, 4), "WIDTH": 256, "ROUNDS": 100, "MEETINGS": 10}.items():
+        monkeypatch.setattr(microbenchmarks, name, value)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_without_a_compiler_torch_alone_is_measured(
+    quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "compiler", lambda: None)
+    found = microbenchmarks.measure_here(1, tmp_path)
+    assert found["method"] == "torch"
+    for key in ("read_gbs", "copy_gbs", "gemv_f32_gbs", "gemm_bf16_flops", "dispatch_s"):
+        assert found[key] > 0
+    assert not {"gemv_int8_gbs", "gemm_int8_flops", "barrier_s", "region_s"} & found.keys()
+    assert "int8" not in ceilings.table({**found, "threads": 1})
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_compiled_loops_compute_what_they_count(threads: int) -> None:
+    loops, i64, pointer = microbenchmarks.library(paths.test_data() / "kernel-builds"), ctypes.c_int64, ctypes.c_void_p
+    if loops is None:
+        pytest.skip("no C++ compiler")
+    for kind, dtype in enumerate((torch.float32, torch.bfloat16, torch.uint8)):
+        w, x = torch.ones(9, 512).to(dtype), torch.full((512,), 2).to(dtype)
+        loops.gemv.restype = ctypes.c_float
+        assert (
+            loops.gemv(pointer(w.data_ptr()), pointer(x.data_ptr()), i64(9), i64(512), i64(kind), i64(threads)) == 9216
+        )
+    loops.byte_rounds.restype = ctypes.c_float
+    assert loops.byte_rounds(i64(10), i64(threads)) == 10 * 12 * 64 * threads
+    loops.meet(i64(5), i64(threads))
+    loops.start_threads(i64(5), i64(threads))
+
+
+def test_the_command_prints_what_is_kept_and_measures_anew_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reads = iter((11.0, 12.0))
+    monkeypatch.setattr(
+        ceilings, "measure_ceilings", lambda n: {**ceilings.identity(n), "method": "torch", "read_gbs": next(reads)}
+    )
+    for arguments, want in (([], "11.00 GB/s"), ([], "11.00 GB/s"), (["--fresh"], "12.00 GB/s")):
+        ceilings.main(["--threads", "1", "--data", str(tmp_path), *arguments])
+        assert want in capsys.readouterr().out

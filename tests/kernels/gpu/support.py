@@ -1,4 +1,4 @@
-"""Small random tensors, scattered caches and float32 references for the Triton operators."""
+"""Small random tensors and scattered caches for the Triton operators."""
 
 from __future__ import annotations
 
@@ -65,12 +65,3 @@ class Paged:
             keys[blocks, :, at % self.block_size], values[blocks, :, at % self.block_size] = k, v
             own.append((k, v))
         return keys, values, own
-
-    def expected(self, q: Tensor, own: list[tuple[Tensor, Tensor]], s: int) -> Tensor:
-        """Sequence s's rows of causal attention in float32."""
-        n, new = self.lengths[s]
-        start = int(self.query_start[s])
-        k, v = (x.float().repeat_interleave(self.heads // self.kv_heads, 1) for x in own[s])
-        scores = torch.einsum("qhd,khd->hqk", q[start : start + new].float(), k) * self.dim**-0.5
-        hidden = torch.arange(n) > torch.arange(n - new, n)[:, None]
-        return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)
