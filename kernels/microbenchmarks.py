@@ -60,7 +60,7 @@ def measure_here(threads: int, builds: Path) -> dict[str, Any]:
 def with_torch() -> dict[str, Any]:
     import torch
 
-    result: dict[str, Any] = memory(torch.ones(READ_BYTES // 4))
+    result: dict[str, Any] = memory(torch.rand(READ_BYTES // 4))  # random: pages that are alike may be one page to the system
     for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
         rates = {str(rows): gemm_rate(rows, dtype) for rows in ROWS}
         result[f"gemm_{name}_by_rows"] = rates
@@ -105,7 +105,7 @@ def gemv_gbs(dtype: Any) -> float:
     from torch.nn import functional as F
 
     x, size = torch.ones(1, WIDTH, dtype=dtype), WIDTH * WIDTH * dtype.itemsize
-    weights = [torch.ones(WIDTH, WIDTH, dtype=dtype) for _ in range(max(1, READ_BYTES // size))]
+    weights = [torch.rand(WIDTH, WIDTH, dtype=dtype) for _ in range(max(1, READ_BYTES // size))]
     return len(weights) * size / best(lambda: [F.linear(x, w) for w in weights]) / 1e9
 
 
@@ -128,7 +128,7 @@ def with_compiler(threads: int, builds: Path) -> dict[str, float]:
     x, y = torch.empty(READ_BYTES // 4), torch.empty(READ_BYTES // 4)
     for tensor in (x, y):
         loops.use_large_pages(pointer(tensor.data_ptr()), i64(tensor.nbytes))
-        tensor.fill_(1.0)
+        tensor.uniform_()
     a, b, size, team = pointer(x.data_ptr()), pointer(y.data_ptr()), i64(x.nbytes), i64(threads)
     result = memory_rates(x.nbytes, lambda: loops.read_all(a, size, team), lambda: loops.copy_all(b, a, size, team))
     for kind, (name, width) in enumerate(KINDS.items()):
