@@ -55,13 +55,16 @@ class Generation:
         self._open.clear()
 
     async def parts(self) -> list[tuple[Choice, str]]:
-        """What came since last asked, at least one token. Raises ApiError when the engine fails, ClientDisconnect."""
+        """What came since last asked, a part for each choice. Raises ApiError when the engine fails, ClientDisconnect."""
         parts = [self._take(await self._events.get())]
         while not self._events.empty() and not self.done:
             parts.append(self._take(self._events.get_nowait()))
         if self.ttft_s == 0.0:
             self.ttft_s = time.perf_counter() - self.started
-        return [p for p in parts if p is not None]
+        joined: dict[int, tuple[Choice, str]] = {}  # one part a choice: only the last of several could say how it ended
+        for choice, text in (p for p in parts if p is not None):
+            joined[choice.index] = choice, joined.get(choice.index, (choice, ""))[1] + text
+        return list(joined.values())
 
     def _take(self, event: TokenEvent | None) -> tuple[Choice, str] | None:
         if event is None:

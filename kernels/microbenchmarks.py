@@ -60,7 +60,9 @@ def measure_here(threads: int, builds: Path) -> dict[str, Any]:
 def with_torch() -> dict[str, Any]:
     import torch
 
-    result: dict[str, Any] = memory(torch.rand(READ_BYTES // 4))  # random: pages that are alike may be one page to the system
+    result: dict[str, Any] = memory(
+        torch.rand(READ_BYTES // 4)
+    )  # random: pages that are alike may be one page to the system
     for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
         rates = {str(rows): gemm_rate(rows, dtype) for rows in ROWS}
         result[f"gemm_{name}_by_rows"] = rates

@@ -110,7 +110,8 @@ class Session:
         self.cut_short: list[Experiment] = []  # an earlier attempt ended before it judged these
 
     def search(self) -> None:
-        self.budget = replace(self.budget, search_began_s=self.ledger.elapsed())
+        if not self.ledger.state.elapsed_s:  # a resumed run has had that time
+            self.budget = replace(self.budget, search_began_s=self.ledger.elapsed())
         for sentence in limits(self.agents, self.view()):
             self.ledger.log(sentence)
         self.go_on()

@@ -6,13 +6,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from engine.api_generate import Generation
+from engine.api_requests import read_completion
 from engine.artifacts import Artifact
 from engine.models.tokenizer import Tokenizer
+from engine.sequence import TokenEvent
 from tests.paths import ROOT
 from tests.serving import Server
 
@@ -65,6 +69,19 @@ def test_text_and_its_token_ids_are_the_same_prompt(http: httpx.Client, tiny_mod
     both = completion(http, prompt=[FOX, "dog"])
     assert [c["index"] for c in both["choices"]] == [0, 1]
     assert both["choices"][0]["text"] == by_text["choices"][0]["text"]
+
+
+async def test_tokens_that_come_together_are_one_part_with_its_end(tiny_model: Path) -> None:
+    """A client that reads slowly must not see the finish reason on every chunk that was waiting."""
+    tokenizer, submitted = Tokenizer(tiny_model), []
+    runner = SimpleNamespace(limit=64, check=lambda request: None, submit=lambda *given: submitted.append(given))
+    body = {"model": "tiny", "prompt": FOX, "max_tokens": 3}
+    generation = Generation(read_completion(body, tokenizer), runner, tokenizer, iter([7]))  # type: ignore[arg-type]
+    _, queue = submitted[0]
+    for token, reason in ((40, None), (41, None), (42, "length")):
+        queue.put_nowait(TokenEvent(7, token, "a" * 64, finish_reason=reason))
+    ((choice, text),) = await generation.parts()
+    assert text == tokenizer.decode([40, 41, 42]) and choice.finish_reason == "length" and generation.done
 
 
 def test_a_stream_says_what_the_whole_answer_says(http: httpx.Client) -> None:
