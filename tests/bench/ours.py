@@ -10,9 +10,11 @@ billion random parameters, of which only decode is timed.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib.util
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +30,7 @@ from engine.loader import load_forward
 from engine.models.config import parse_config
 from engine.models.layout import expected_shapes
 from engine.models.weights import load_model
+from kernels import microbenchmarks
 from optimizer.agents.programs.program import Program
 from optimizer.builder import Builder
 from optimizer.records import Proposal
@@ -38,6 +41,7 @@ LARGE = {
     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 2048,
     "rope_theta": 1e4, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
 }  # fmt: skip
+READ_BYTES = 1 << 30
 WARM = 2  # repeats that are not counted, as in peers/measure.py
 
 
@@ -129,13 +133,29 @@ def measure(runner: Runner, batches: list[list[list[int]]], new: int) -> dict[st
 
 
 def large(program: Artifact, threads: int, new: int, repeats: int) -> dict[str, float]:
-    """Decode rate of the 1B shape at short contexts, and the weight bytes a second that it reads."""
-    model = random_model()
+    """Decode rate of the 1B shape at short contexts, the weight bytes a second that it reads, and their share of what plain
+    reading reaches in the same seconds: neighbours on the machine move both, so the two take turns.
+    """
+    model, read = random_model(), reader(threads)
     runner = Runner(program, model, threads, 1, new + 1)
-    times = [timed(lambda: [runner.step([[7]], i) for i in range(new)])[0] for _ in range(repeats)]
-    rate = new / statistics.median(times[WARM:])
-    read = sum(w.nbytes for n, w in model.weights.items() if w.dim() == 2 and "embed_tokens" not in n)
-    return {"decode": rate, "gbs": rate * read / 1e9}
+    weights = sum(w.nbytes for n, w in model.weights.items() if w.dim() == 2 and "embed_tokens" not in n)
+    rows = []
+    for _ in range(repeats):
+        seconds = timed(lambda: [runner.step([[7]], i) for i in range(new)])[0]
+        rows.append((new / seconds, new * weights / seconds / 1e9, read()))
+    rate, gbs, ceiling = (statistics.median(row[i] for row in rows[WARM:]) for i in range(3))
+    share = statistics.median(row[1] / row[2] for row in rows[WARM:])
+    return {"decode": rate, "gbs": gbs, "read_gbs": ceiling, "share": share}
+
+
+def reader(threads: int) -> Callable[[], float]:
+    """A function that reads READ_BYTES of random numbers once and says at how many GB/s."""
+    loops, i64, pointer = microbenchmarks.library(Path(tempfile.mkdtemp())), ctypes.c_int64, ctypes.c_void_p
+    assert loops is not None, "there is no C++ compiler"
+    x = torch.empty(READ_BYTES // 4)
+    loops.use_large_pages(pointer(x.data_ptr()), i64(x.nbytes))
+    x.uniform_()
+    return lambda: x.nbytes / timed(lambda: loops.read_all(pointer(x.data_ptr()), i64(x.nbytes), i64(threads)))[0] / 1e9
 
 
 def main() -> None:
