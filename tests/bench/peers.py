@@ -1,8 +1,8 @@
 """Our programs beside the engines people would otherwise pick, on the demo model: same prompts, in turns, in one run.
 
-Each side runs in a process of its own, so that no runtime's threads disturb another's, and sides take turns (peer, ours, peer,
-ours, then in the other order). `POLYMORPH_PEERS` is the folder that `peers/setup.sh` filled (default build/peers); an engine
-that is not there is shown as missing and never counts as beaten.
+Each side runs in a process of its own, so that no runtime's threads disturb another's, and sides take turns: ours runs beside
+each peer, and in the other order every second round. `POLYMORPH_PEERS` is the folder that `peers/setup.sh` filled (default
+build/peers); an engine that is not there is shown as missing and never counts as beaten.
 """
 
 from __future__ import annotations
@@ -101,53 +101,28 @@ def text_of(command: list[str], **more: Any) -> str | None:
 
 
 def peer_rates(engine: str, contest: Contest) -> dict[str, float] | None:
-    command = [
-        str(python(PYTHONS[engine.split("-")[0]])),
-        str(SCRIPTS / "measure.py"),
-        engine,
-        str(PEERS),
-        "--prompt",
-        str(PROMPT),
-    ]
-    command += [
-        "--new",
-        str(contest.new),
-        "--batch",
-        str(contest.batch),
-        "--threads",
-        str(THREADS),
-        "--repeats",
-        str(contest.repeats),
-    ]
-    line = text_of(command)
+    program = str(python(PYTHONS[engine.split("-")[0]]))
+    line = text_of([program, str(SCRIPTS / "measure.py"), engine, str(PEERS), *shape_of(contest)])
     found = json.loads(line) if line else None
     return found and {"prefill": found["prefill_tok_s"], "decode": found["decode_tok_s"]}
 
 
 def our_rates(contest: Contest, data: Path) -> dict[str, float] | None:
-    command = [
-        sys.executable,
-        "-m",
-        "tests.bench.ours",
-        contest.program,
-        str(PEERS),
-        "--data",
-        str(data),
-        "--prompt",
-        str(PROMPT),
-    ]
-    command += [
-        "--new",
-        str(contest.new),
-        "--batch",
-        str(contest.batch),
-        "--threads",
-        str(THREADS),
-        "--repeats",
-        str(contest.repeats),
-    ]
-    line = text_of(command, cwd=ROOT)
+    command = [sys.executable, "-m", "tests.bench.ours", contest.program, str(PEERS), "--data", str(data)]
+    line = text_of([*command, *shape_of(contest)], cwd=ROOT)
     return json.loads(line) if line else None
+
+
+def shape_of(contest: Contest) -> list[str]:
+    """The options that both sides understand."""
+    sizes = {
+        "prompt": PROMPT,
+        "new": contest.new,
+        "batch": contest.batch,
+        "threads": THREADS,
+        "repeats": contest.repeats,
+    }
+    return [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
 
 
 def of_contest(contest: Contest, data: Path) -> list[Figure]:

@@ -35,7 +35,7 @@ class KernelContract:
     def close(self, got: Tensor, want: Tensor) -> None:
         torch.testing.assert_close(got.float(), want.float(), rtol=2e-2, atol=2e-2)
 
-    def check(self, got: list[Tensor], want: list[Tensor]) -> None:
+    def check(self, got: list[Tensor], want: list[Tensor], values: Mapping[str, int] = {}) -> None:
         assert len(got) == len(want)
         for a, b in zip(got, want, strict=True):
             self.close(a, b)
@@ -64,7 +64,7 @@ class KernelContract:
         for values in support.covering_values(self.op):
             size = 64 if values.get("PM_SPAN") == 64 else 32
             want = self.expected(self.cases[self.mixed], values)
-            self.check(self.run(support.library(self.op, values), self.cases[self.mixed], 2, size), want)
+            self.check(self.run(support.library(self.op, values), self.cases[self.mixed], 2, size), want, values)
 
     def test_its_source_is_self_contained_and_names_its_parameters(self) -> None:
         text = registry.instantiate(self.op)

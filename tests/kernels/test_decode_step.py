@@ -107,11 +107,17 @@ class TestDecodeStep(KernelContract):
         tables = halves(config)
         return [reference.forward_step(config, weights, batch, keys, values, *tables) for batch in case.steps(size)]
 
-    def close(self, got: Tensor, want: Tensor) -> None:
-        """bf16 activations against float32: logits within a few per cent of their spread. Eight-bit inputs may do twice that."""
+    def check(self, got: list[Tensor], want: list[Tensor], values: Mapping[str, int] = {}) -> None:
+        """Eight-bit inputs, which come with integer weights, may be twice as far off."""
+        limit = 0.012 if values.get("PM_WEIGHT_BITS", 16) == 16 else 0.024
+        for a, b in zip(got, want, strict=True):
+            self.close(a, b, limit)
+
+    def close(self, got: Tensor, want: Tensor, limit: float = 0.012) -> None:
+        """bf16 activations against float32: logits within a few per cent of their spread."""
         assert got.dtype == torch.float32
         assert (got - want).abs().max() < 0.08 * want.std()
-        assert (got - want).pow(2).mean().sqrt() < 0.02 * want.std()
+        assert (got - want).pow(2).mean().sqrt() < limit * want.std()
 
     @pytest.mark.parametrize("isa", support.instruction_sets())
     def test_no_bit_of_unused_cache_reaches_the_logits(self, isa: str) -> None:
