@@ -17,6 +17,7 @@ from optimizer.agents.base import Agent, SearchView, Tried
 from optimizer.board import Board
 from optimizer.builder import Builder, Built, describe
 from optimizer.config import Budget, ConfigError, RunConfig
+from optimizer.export.finish import FINISHER, finished
 from optimizer.finals import MAX_FINALISTS, Finals
 from optimizer.lab import Lab, Scene
 from optimizer.ledger import Cancelled, Ledger, OnEvent
@@ -78,11 +79,12 @@ class Search:
             ledger.enter("search", f"{len(self.agents)} agents propose; candidates are measured against the baseline.")
             session.search()
             lab.measure_swaps(session.builder, session.worked())
-            lab.time_steps(*[t.candidate.artifact_hash for t in session.finalists()[:MAX_FINALISTS]])
+            finalists = finished(session.finalists()[:MAX_FINALISTS], session.builder, ledger)
+            lab.time_steps(*[t.candidate.artifact_hash for t in finalists])
         finally:
             lab.close()
         finals = Finals(self.config, session.budget, scene, lab, ledger)
-        report = finals.conclude(session.finalists())
+        report = finals.conclude(finalists)
         ledger.store.put_report(ledger.lease, report)
         self._end(ledger, report["outcome"], report["reason"], report.get("speedup"))
         return report
@@ -289,7 +291,8 @@ class Session:
         told = {post.artifact_hash for post in self.board.read("result", "dead_end")}
         self.cut_short = [e for digest, e in last.items() if e.tier == 1 and e.state in MEASURED and digest not in told]
         done = {self.ledger.candidates[digest].proposal_id for digest in last}
-        self.queue.restore(p for p in self.ledger.proposals.values() if p.id not in done)
+        open_ones = (p for p in self.ledger.proposals.values() if p.id not in done and p.agent != FINISHER)
+        self.queue.restore(open_ones)
         if done:
             self.ledger.log(f"Resumed: {len(done)} candidates of earlier attempts are kept.")
 

@@ -104,6 +104,9 @@ def verdict(experiments: list[dict[str, Any]], checks: list[dict[str, Any]]) -> 
             "text": f"Rejected: the check {failed[0]['check']} ({failed[0]['case']}) failed.",
         }
     last = max(experiments, key=lambda e: e["tier"], default=None)
+    passed = f"{sum(c['verdict'] == 'pass' for c in checks)} verification checks passed."
+    if last is None and checks:
+        return {"state": "keep", "icon": "check", "text": f"A finalist's source, cleaned; its parent was measured. {passed}"}
     if last is None:
         return {"state": "predicted", "icon": "circle", "text": "Predicted only: it was never measured."}
     if last["state"] == "failed":
@@ -111,7 +114,7 @@ def verdict(experiments: list[dict[str, Any]], checks: list[dict[str, Any]]) -> 
     interval = f"95% interval {last['ci_low']:.2f} to {last['ci_high']:.2f}"
     text = f"{last['ratio']:.2f} times the baseline's speed ({interval}), tier {last['tier']}."
     if checks:
-        text += f" {sum(c['verdict'] == 'pass' for c in checks)} verification checks passed."
+        text += f" {passed}"
     return {"state": last["state"], "icon": "check" if last["state"] == "keep" else "minus", "text": text}
 
 
