@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django import forms
 
+from optimizer.published import Published, PublishedError, read_published
+
+MAX_PUBLISHED_BYTES = 4 << 20
 FOCI = (
     ("attention", "Attention"),
     ("projections", "Projections and fusion"),
@@ -31,3 +36,25 @@ class OptimiseForm(forms.Form):
     seed = forms.IntegerField(
         label="Seed", min_value=0, initial=0, required=False, help_text="The same seed repeats the same search."
     )
+
+
+class PublishedForm(forms.Form):
+    """A file of published results; cleaned to the points that it holds."""
+
+    results = forms.FileField(
+        label="Results file", help_text="InferenceX's JSON: one result, a list of them, or one a line."
+    )
+
+    def clean_results(self) -> tuple[str, list[dict[str, Any]]]:
+        upload = self.cleaned_data["results"]
+        if upload.size > MAX_PUBLISHED_BYTES:
+            raise forms.ValidationError(
+                f"The file has {upload.size >> 20} MB; at most {MAX_PUBLISHED_BYTES >> 20} are taken."
+            )
+        try:
+            found: list[Published] = read_published(upload.read().decode("utf-8-sig"))
+        except UnicodeDecodeError as error:
+            raise forms.ValidationError("The file is not text: give JSON.") from error
+        except PublishedError as error:
+            raise forms.ValidationError(str(error)) from error
+        return upload.name, [point.to_json() for point in found]

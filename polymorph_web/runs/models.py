@@ -86,3 +86,19 @@ class RunRecord(models.Model):
     class Meta:
         ordering = ["id"]
         constraints = [models.UniqueConstraint(fields=["run", "kind", "key"], name="one_record_a_key")]
+
+
+class PublishedResults(models.Model):
+    """Results that others published (InferenceX's JSON), drawn beside an organisation's own and never mixed with them."""
+
+    organisation = models.ForeignKey("accounts.Organisation", models.CASCADE, related_name="published")
+    name = models.CharField(max_length=200)  # of the file
+    points = models.JSONField()  # optimizer.published.Published as JSON
+    added_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, related_name="+")
+    created = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["created"]
+
+    def __str__(self) -> str:
+        return self.name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from polymorph_web.ui import figures as fig
@@ -370,8 +370,89 @@ def pairs(report: Report) -> Chart:
     )
 
 
-def report_charts(report: Report, slo: Mapping[str, Any]) -> dict[str, Chart]:
-    """All of the page's charts by their place."""
+class Beside(NamedTuple):
+    """Our two curves and others' points by what they were measured on. Never one frontier: the hardware differs."""
+
+    sweep: Sweep
+    others: dict[str, list[tuple[float, float, int, str]]]  # label -> (interactivity, tok/s, concurrency, of what)
+
+
+MOST_OTHERS = 8  # labels that are drawn; the table has all
+MARKS = ("diamond", "square", "triangle-up", "cross", "x", "star", "hexagon", "triangle-down")
+
+
+def beside_info(report: Report, published: Sequence[Mapping[str, Any]]) -> Beside:
+    others: dict[str, list[tuple[float, float, int, str]]] = {}
+    for p in sorted(published, key=lambda p: (p["label"], p["conc"])):
+        of = "a device" if p["per_device"] else "all devices"
+        others.setdefault(p["label"], []).append((p["interactivity"], p["output_tput"], p["conc"], of))
+    return Beside(sweep_info(report), others)
+
+
+def beside_figure(info: Beside) -> Figure:
+    data = []
+    for side, name, tone, dash in SIDES:
+        c: Curve = getattr(info.sweep, side)
+        mark = {"size": 8, "symbol": _symbol(side)}
+        data.append(
+            fig.line(
+                f"{name}, this machine",
+                c.interactivity,
+                c.output_tput,
+                tone,
+                dash=dash,
+                mode="lines+markers",
+                marker=mark,
+            )
+        )
+    for mark, (label, points) in zip(MARKS, info.others.items(), strict=False):
+        x, y, conc, of = zip(*points, strict=True)
+        text = [f"{label} at concurrency {c}, {o}" for c, o in zip(conc, of, strict=True)]
+        hover = "%{y:.1f} tok/s · %{x:.1f} tok/s/user<br>%{text}<extra>other hardware</extra>"
+        data.append(
+            fig.points(f"{label} (other hardware)", x, y, fig.MUTED, f"{mark}-open", text=text, hovertemplate=hover)
+        )
+    return {
+        "data": data,
+        "layout": fig.layout(
+            fig.axis("interactivity, 1/TPOT (tok/s/user)", type="log"),
+            fig.axis("output throughput (tok/s)", type="log"),
+        ),
+    }
+
+
+def beside(report: Report, published: Sequence[Mapping[str, Any]]) -> Chart:
+    info = beside_info(report, published)
+    left_out = len(info.others) - MOST_OTHERS
+    more = f" {left_out} more groups are in the table." if left_out > 0 else ""
+    ours = (
+        (f"{name}, this machine", _r(x), _r(y), conc, "this machine")
+        for side, name, *_ in SIDES
+        for conc, x, y in zip(
+            *(getattr(getattr(info.sweep, side), k) for k in ("conc", "interactivity", "output_tput")), strict=True
+        )
+    )
+    others = (
+        (f"{label} (other hardware)", _r(x), _r(y), c, of)
+        for label, points in info.others.items()
+        for x, y, c, of in points
+    )
+    return Chart(
+        "published",
+        "Beside published results",
+        f"Others' results were measured on other hardware and other models: a place on the map, not a comparison.{more}",
+        beside_figure(info) if info.others else None,
+        ("series", "interactivity (tok/s/user)", "output (tok/s)", "concurrency", "tokens/s of"),
+        tuple([*ours, *others]) if info.others else (),
+        empty="No published results were added.",
+        size="tall",
+    )
+
+
+def report_charts(
+    report: Report, slo: Mapping[str, Any], published: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Chart]:
+    """All of the page's charts by their place. `published`: `optimizer.published.Published` as JSON."""
     return {
         "throughput": by_concurrency(report),
         "frontier": frontier(report, slo),
@@ -380,6 +461,7 @@ def report_charts(report: Report, slo: Mapping[str, Any]) -> dict[str, Chart]:
         "e2el": ecdf_chart(report, "e2el_s"),
         "operators": operators(report),
         "pairs": pairs(report),
+        "published": beside(report, published),
     }
 
 

@@ -73,3 +73,18 @@ def _create(run_id: uuid.UUID, endpoint: Endpoint, user: User, config: dict[str,
         audit.record(endpoint.organisation, user, "run.start", f"run {run.id} of {endpoint.slug}", after=shown)
         optimise.delay_on_commit(str(run.id))
     return run
+
+
+def add_published(run: Run, user: User, name: str, points: list[dict[str, Any]]) -> None:
+    """Others' results, drawn on every report of the run's organisation."""
+    organisation = run.endpoint.organisation
+    organisation.published.create(name=name[:200], points=points, added_by=user)
+    audit.record(organisation, user, "published.add", name[:200], after={"results": len(points)})
+
+
+def remove_published(run: Run, user: User, results_id: int) -> None:
+    organisation = run.endpoint.organisation
+    found = organisation.published.filter(id=results_id).first()
+    if found is not None:
+        found.delete()
+        audit.record(organisation, user, "published.remove", found.name, before={"results": len(found.points)})

@@ -106,7 +106,11 @@ def verdict(experiments: list[dict[str, Any]], checks: list[dict[str, Any]]) -> 
     last = max(experiments, key=lambda e: e["tier"], default=None)
     passed = f"{sum(c['verdict'] == 'pass' for c in checks)} verification checks passed."
     if last is None and checks:
-        return {"state": "keep", "icon": "check", "text": f"A finalist's source, cleaned; its parent was measured. {passed}"}
+        return {
+            "state": "keep",
+            "icon": "check",
+            "text": f"A finalist's source, cleaned; its parent was measured. {passed}",
+        }
     if last is None:
         return {"state": "predicted", "icon": "circle", "text": "Predicted only: it was never measured."}
     if last["state"] == "failed":

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import tempfile
+import zipfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
@@ -12,14 +16,16 @@ from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from engine.artifacts import ArtifactError, ArtifactStore
 from optimizer.builder import kinds_off
+from optimizer.export.folder import ExportError, export
 from polymorph_web.accounts.access import get_endpoint, get_run, may
 from polymorph_web.rollouts.models import Decision
 from polymorph_web.runs import charts, services, summary
-from polymorph_web.runs.forms import OptimiseForm
+from polymorph_web.runs.forms import OptimiseForm, PublishedForm
 from polymorph_web.runs.models import Run
 from polymorph_web.runs.report_charts import report_charts
 from polymorph_web.runs.state import live_state, queue_position
@@ -141,18 +147,73 @@ def report(request: HttpRequest, run_id: Any) -> HttpResponse:
     run = get_run(request.user, run_id)
     if not run.report:
         return redirect("run", run.id)
+    return _report_page(request, run, PublishedForm())
+
+
+def _report_page(request: HttpRequest, run: Run, form: PublishedForm, status: int = 200) -> HttpResponse:
     decision = Decision.objects.filter(run=run, artifact_hash=run.winner_hash).select_related("actor").first()
     rollout = decision.rollouts.first() if decision else None
+    organisation = run.endpoint.organisation
+    published = list(organisation.published.all())
     context = {
         **summary.report_context(run),
         "run": run,
         "endpoint": run.endpoint,
-        "charts": report_charts(run.report, run.endpoint.slo),
+        "charts": report_charts(run.report, run.endpoint.slo, [p for file in published for p in file.points]),
         "decision": decision,
         "rollout": rollout,
-        "may": {"approve": may(request.user, run.endpoint.organisation, "approver") and run.state == "succeeded"},
+        "published": published,
+        "published_form": form,
+        "may": {
+            "approve": may(request.user, organisation, "approver") and run.state == "succeeded",
+            "publish": may(request.user, organisation, "member"),
+        },
     }
-    return render(request, "runs/report.html", context)
+    return render(request, "runs/report.html", context, status=status)
+
+
+@login_required
+@require_POST
+def add_published(request: HttpRequest, run_id: Any) -> HttpResponse:
+    """Others' results, for all reports of the organisation; a wrong file comes back with the reason beside its field."""
+    run = get_run(request.user, run_id, "member")
+    if not run.report:
+        return redirect("run", run.id)
+    form = PublishedForm(request.POST, request.FILES)
+    if not form.is_valid():
+        return _report_page(request, run, form, status=422)
+    name, points = form.cleaned_data["results"]
+    services.add_published(run, request.user, name, points)
+    messages.success(request, f"{len(points)} published results are drawn beside yours.")
+    return redirect(f"{reverse('run_report', args=[run.id])}#chart-published")
+
+
+@login_required
+@require_POST
+def remove_published(request: HttpRequest, run_id: Any, results_id: int) -> HttpResponse:
+    run = get_run(request.user, run_id, "member")
+    services.remove_published(run, request.user, results_id)
+    messages.info(request, "The file is no longer drawn.")
+    return redirect("run_report", run.id)
+
+
+@login_required
+@require_GET
+def export_zip(request: HttpRequest, run_id: Any) -> HttpResponse:
+    """The winner as a folder that serves it, zipped."""
+    run = get_run(request.user, run_id)
+    name, packed = f"winner-{str(run.id)[:8]}", io.BytesIO()
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            folder = export(DjangoRunStore().load(str(run.id)), ArtifactStore(settings.DATA_DIR), Path(scratch) / name)
+        except (ExportError, ArtifactError) as error:
+            raise Http404(str(error)) from error
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+                archive.write(path, path.relative_to(scratch))
+    response = HttpResponse(packed.getvalue(), content_type="application/zip")
+    response["Content-Disposition"] = f'attachment; filename="{name}.zip"'
+    return response
 
 
 @login_required

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import HttpResponse
 from django.test import Client
 from django.urls import reverse
@@ -56,6 +57,9 @@ ROUTES = (
     Route("run_report", "get", "viewer", owned=True, staff_reads=True),
     Route("run_report_json", "get", "viewer", owned=True, staff_reads=True, page=False),
     Route("run_report_csv", "get", "viewer", owned=True, staff_reads=True, page=False),
+    Route("run_export", "get", "viewer", owned=True, staff_reads=True, page=False),
+    Route("run_publish", "post", "member", owned=True, page=False),
+    Route("run_unpublish", "post", "member", owned=True, page=False),
     Route("approve", "get", "approver", owned=True),
     Route("rollout", "get", "viewer", owned=True),
     Route("rollout_panel", "get", "viewer", owned=True),
@@ -81,6 +85,7 @@ def call(
         "sign_in_link": {"token": SignInLink.issue(people["viewer"])},
         **{name: slug for name in ("endpoint", "endpoint_try", "rollback", "optimise")},
         **{name: run_id for name in BY_NAME if name.startswith("run") or name == "approve"},
+        "run_unpublish": {"run_id": run.id, "results_id": 0},
         "candidate": {"run_id": run.id, "artifact_hash": run.winner_hash},
         "rollout": {"rollout_id": rollout.id},
         "rollout_panel": {"rollout_id": rollout.id},
@@ -92,10 +97,12 @@ def call(
         "endpoint_preview": {"traffic_source": "preset", "preset": "demo", "concurrency": 2},
         "endpoint_try": {"prompt": "Hi", "max_tokens": "4"},
     }
+    results = b'{"model_id": "m", "max_concurrency": 4, "output_throughput": 71.0, "median_tpot": 0.05}'
 
     def call(client: Client, name: str, method: str = "") -> HttpResponse:
         url = reverse(name, kwargs=arguments.get(name, {}))
-        return getattr(client, method or BY_NAME[name].method)(url, sent.get(name, {}))
+        given = {"results": SimpleUploadedFile("a.json", results)} if name == "run_publish" else sent.get(name, {})
+        return getattr(client, method or BY_NAME[name].method)(url, given)
 
     return call
 
