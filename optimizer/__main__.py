@@ -20,6 +20,7 @@ from optimizer.builder import kinds_off
 from optimizer.config import ConfigError, RunConfig, parse_duration
 from optimizer.file_store import FileStore, worker_name
 from optimizer.ledger import LEASE_TTL_S
+from optimizer.objectives import OBJECTIVES
 from optimizer.search import Search, SearchFailed
 from optimizer.store import LeaseLost
 from optimizer.terminal import Screen
@@ -82,6 +83,10 @@ def _new(store: FileStore, options: argparse.Namespace) -> RunConfig:
         tolerance=options.tolerance,
         seed=options.seed,
         price_per_hour=options.price_per_hour,
+        objective=options.objective,
+        first_tokens=options.first_tokens,
+        slo={k: v for k, v in (("ttft_s", options.ttft), ("tpot_s", options.tpot)) if v},
+        max_memory_bytes=round(options.max_memory_gb * 1e9),
         foci=tuple(f for f in options.foci.split(",") if f),
     )
     store.create(config.run_id, config.to_json())
@@ -141,6 +146,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--tolerance", default="near", help="exact, near or quantised")
     add("--foci", default="", help="attention,projections,cache,scheduling; empty: all")
     add("--seed", type=int, default=0)
+    add("--objective", default="output_throughput", help=", ".join(OBJECTIVES))
+    add("--first-tokens", type=int, default=16, help="N of the objective first_tokens (voice: the first spoken words)")
+    add("--ttft", type=float, default=0.0, help="SLO: seconds to the first token; 0: no limit")
+    add("--tpot", type=float, default=0.0, help="SLO: seconds for each further token; 0: no limit")
+    add("--max-memory-gb", type=float, default=0.0, help="that a served version may keep resident; 0: no limit")
     add("--price-per-hour", type=float, default=0.0, help="of this machine, in USD: adds cost per million tokens")
     return parser
 

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from optimizer.objectives import OBJECTIVES, Objective
+
 FOCI = ("attention", "projections", "cache", "scheduling")
-OBJECTIVES = ("output_throughput",)
 TOLERANCES = ("exact", "near", "quantised")
 DTYPES = ("bfloat16", "float16", "float32")
 MIN_BUDGET_S, MAX_BUDGET_S = 5.0, 7 * 24 * 3600.0
@@ -46,7 +47,8 @@ class RunConfig:
     name: str = ""
     dtype: str = "bfloat16"
     threads: int = 0  # 0: all cores
-    objective: str = "output_throughput"
+    objective: str = "output_throughput"  # a name of optimizer.objectives
+    first_tokens: int = 16  # that the objective first_tokens is about
     budget_s: float = 300.0
     tolerance: str = "near"
     precision: str = "same"  # what a candidate may compute in; `same` is the endpoint's own dtype
@@ -55,6 +57,7 @@ class RunConfig:
     price_per_hour: float = 0.0  # of this machine, in USD
     foci: tuple[str, ...] = ()  # empty: all
     max_kv_bytes: int = 512 << 20
+    max_memory_bytes: int = 0  # that a served version may keep resident; 0: no limit
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "foci", tuple(self.foci))
@@ -72,6 +75,16 @@ class RunConfig:
             (self.dtype in DTYPES, f"dtype {self.dtype!r} is not served: choose one of {', '.join(DTYPES)}."),
             (self.threads >= 0, f"threads is {self.threads}: give 0 for all cores, or a positive number."),
             (self.objective in OBJECTIVES, f"objective {self.objective!r} is unknown: choose {', '.join(OBJECTIVES)}."),
+            (
+                self.objective != "goodput" or bool(self.slo),
+                "Goodput counts requests within the SLO: give limits for ttft_s or tpot_s, or choose another objective.",
+            ),
+            (
+                self.objective != "cost" or self.price_per_hour > 0,
+                "The objective cost needs price_per_hour, in USD of this machine.",
+            ),
+            (self.first_tokens >= 1, f"first_tokens is {self.first_tokens}: give 1 or more."),
+            (self.max_memory_bytes >= 0, "max_memory_bytes cannot be negative: 0 is no limit."),
             (
                 MIN_BUDGET_S <= self.budget_s <= MAX_BUDGET_S,
                 f"a budget of {self.budget_s:g} s is outside {MIN_BUDGET_S:g} s to 7 days: 5m is a good start.",
@@ -91,6 +104,10 @@ class RunConfig:
         for ok, message in checks:
             if not ok:
                 raise ConfigError(message)
+
+    @property
+    def goal(self) -> Objective:
+        return OBJECTIVES[self.objective]
 
     @property
     def run_dir(self) -> Path:

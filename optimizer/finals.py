@@ -52,7 +52,7 @@ class Finals:
             return self._report(None, str(nothing))
         winner = Winner(won.tried.candidate, won.artifact, won.checks, measured)
         speed = measured.heldout.ratio
-        times = f"{speed.ratio:.2f} times the baseline's output tokens/s"
+        times = f"{speed.ratio:.2f} times the baseline's {self.config.goal.title}"
         interval = f"95% interval {speed.ci_low:.2f} to {speed.ci_high:.2f}"
         if speed.ci_low <= 1.0:
             reason = f"On held-out traffic {winner.candidate.name} gave {times} ({interval}): no sure gain. The baseline stays."
@@ -82,7 +82,7 @@ class Finals:
                 refused.append(tried.candidate.name)
                 continue
             try:
-                return won, self.measure(won)
+                return won, self._within_memory(self.measure(won))
             except MeasureFailed as failure:
                 if failure.side == "baseline":
                     raise
@@ -130,6 +130,7 @@ class Finals:
             budget_s=max(LEAST_MEASURE_S, self.config.budget_s - self.ledger.elapsed()),
             seed=self.config.seed,
             slo=Slo(**self.config.slo),
+            objective=self.config.goal,
         )
 
         def on_pair(scenario: str, pair: int, of: int, ratio: float) -> None:
@@ -137,6 +138,17 @@ class Finals:
             self.ledger.event("end_to_end", {"scenario": scenario, "pair": pair, "of": of, "ratio": ratio})
 
         return measure_end_to_end(job, on_pair)
+
+    def _within_memory(self, measured: EndToEnd) -> EndToEnd:
+        """Raises MeasureFailed for a winner that keeps more resident than the run allows."""
+        limit, used = self.config.max_memory_bytes, measured.memory_bytes.get("winner")
+        if limit and used is None:
+            raise MeasureFailed("winner", "it is not known how much memory it keeps resident, and the run has a limit.")
+        if limit and used > limit:
+            raise MeasureFailed(
+                "winner", f"it keeps {used / 1e9:.2f} GB resident and the run allows {limit / 1e9:.2f} GB."
+            )
+        return measured
 
     def _verifier(self) -> Verifier:
         return Verifier(

@@ -58,7 +58,8 @@ class Scene:
 
     model: Path
     config: ModelConfig
-    profile: TrafficProfile
+    profile: TrafficProfile  # that the final figure is measured on
+    searched: TrafficProfile  # that candidates are compared on
     text: tuple[int, ...]
     ceilings: dict[str, Any]
     machine: Machine
@@ -70,7 +71,9 @@ class Scene:
         data_dir = Path(config.data_dir)
         model = resolve_model(config.model, data_dir)
         model_config = read_config(model)
-        profile = TrafficProfile.from_json(config.traffic).clipped(model_config.max_position_embeddings)
+        given = TrafficProfile.from_json(config.traffic).clipped(model_config.max_position_embeddings)
+        profile = config.goal.traffic(given, config.first_tokens)
+        searched = config.goal.searched(given, config.first_tokens)
         hardware = detect()
         threads = config.threads or hardware.cores
         try:
@@ -79,15 +82,15 @@ class Scene:
             ceilings = {"missing": str(error)}
         machine = Machine(threads, tuple(hardware.features), ceilings, has_compiler())
         text = source_ids(Tokenizer(model).encode)
-        return cls(model, model_config, profile, text, ceilings, machine, threads)
+        return cls(model, model_config, profile, searched, text, ceilings, machine, threads)
 
     def mean_lengths(self) -> tuple[float, float]:
-        shapes = self.profile.sample(512, seed=1, window="search", max_context=self.config.max_position_embeddings)
+        shapes = self.searched.sample(512, seed=1, window="search", max_context=self.config.max_position_embeddings)
         return sum(s.isl for s in shapes) / len(shapes), sum(s.osl for s in shapes) / len(shapes)
 
     def requests(self, count: int, seed: int) -> list[Work]:
         """Requests of the search window, with new text for every seed."""
-        shapes = self.profile.sample(count, seed, "search", self.config.max_position_embeddings)
+        shapes = self.searched.sample(count, seed, "search", self.config.max_position_embeddings)
         scope = f"search {seed}"
         return [
             Work(tuple(prompt_ids(s, f"{seed}:{i}", self.text, scope)), max(1, min(s.osl, self._room(s.isl))))
@@ -224,7 +227,9 @@ class Lab:
             self.host, model, run.dtype, work, self.baseline, layers, run.seed + 101 + self.restarts,
             Rule(self.noise), self.ledger.quiet,
         )  # fmt: skip
-        longest = max(s.isl + s.osl for s in self.scene.profile.sample(256, 2, "search", model.max_position_embeddings))
+        longest = max(
+            s.isl + s.osl for s in self.scene.searched.sample(256, 2, "search", model.max_position_embeddings)
+        )
         kv = pool_bytes(model, run.dtype, work.concurrency * longest)
         self.two = TierTwo(
             self.host, model, run.dtype, work, self.baseline, self._requests, run.seed + 7,
@@ -256,7 +261,7 @@ class Lab:
     def _profile(self) -> Workload:
         """The baseline on this traffic: seconds of a prefill and a decode step by our clock, and where they go."""
         isl, osl = self.scene.mean_lengths()
-        concurrency = self.scene.profile.concurrency or OPEN_LOOP_CONCURRENCY
+        concurrency = self.scene.searched.concurrency or OPEN_LOOP_CONCURRENCY
         most = self.scene.config.max_position_embeddings
         work = Workload(concurrency, isl, osl, prefill_tokens=max(1, min(round(isl), 512, most - 1)))
         context = max(1, min(round(work.context), most - DECODE_STEPS))

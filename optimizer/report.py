@@ -20,6 +20,7 @@ from optimizer.config import RunConfig
 from optimizer.ledger import Ledger
 from optimizer.measure.end_to_end import EndToEnd, Scenario
 from optimizer.measure.samples import Slo
+from optimizer.objectives import frontier, recommended, usd_per_million
 from optimizer.records import Candidate, Check, clean, to_json
 
 SCHEMA = 1
@@ -57,11 +58,15 @@ def build_report(config: RunConfig, ledger: Ledger, facts: Facts, winner: Winner
         "created": time.time(),
         "outcome": "succeeded" if winner else "no_gain",
         "reason": reason,
+        "objective": _objective(config),
         "speedup": None,
         "baseline": {"artifact_hash": facts.baseline_hash},
         "winner": None,
         "scenarios": [],
         "by_concurrency": [],
+        "frontier": [],
+        "recommended": None,
+        "memory": {"limit_bytes": config.max_memory_bytes or None},
         "samples": {"baseline": [], "winner": [], "pair_ratios": []},
         "operators": _operators(facts, winner),
         "verification": [to_json(c) for c in winner.checks] if winner else [],
@@ -83,12 +88,18 @@ def _measured(config: RunConfig, winner: Winner, facts: Facts) -> dict[str, Any]
     named = {name: getattr(candidate, name) for name in ("artifact_hash", "source_hash", "name", "hypothesis", "focus")}
     named |= {"mechanism": candidate.mechanism, "agent": candidate.agent, "files": winner.artifact.files()}
     tputs = {side: sides[side]["output_tput"] for side in SIDES}
+    sweep = [{"conc": s.concurrency} | {side: s.point(side) for side in SIDES} for s in found.sweep]
+    points = frontier(sweep, slo, config.price_per_hour)
     return {
-        "speedup": _ratio(heldout) | {"pairs": heldout.ratio.pairs, "metric": "output_tput"},
+        "speedup": _ratio(heldout) | {"pairs": heldout.ratio.pairs, "metric": config.goal.key},
         "baseline": sides["baseline"] | {"artifact_hash": facts.baseline_hash},
         "winner": sides["winner"] | named,
         "scenarios": [_scenario(s, slo) for s in found.scenarios],
-        "by_concurrency": [{"conc": s.concurrency} | {side: s.point(side) for side in SIDES} for s in found.sweep],
+        "by_concurrency": sweep,
+        "frontier": points,
+        "recommended": recommended(points, config.goal),
+        "memory": {"limit_bytes": config.max_memory_bytes or None}
+        | {f"{k}_bytes": v for k, v in found.memory_bytes.items()},
         "samples": {side: [r.brief() for r in heldout.joined(side).requests] for side in SIDES}
         | {"pair_ratios": list(heldout.ratio.ratios)},
         "cost": {"price_per_hour": config.price_per_hour, "formula": COST_FORMULA}
@@ -96,9 +107,10 @@ def _measured(config: RunConfig, winner: Winner, facts: Facts) -> dict[str, Any]
     }
 
 
-def usd_per_million(price_per_hour: float, output_tput: float) -> float | None:
-    """USD for a million output tokens at `output_tput` tokens a second; None without a price."""
-    return price_per_hour / 3600 / output_tput * 1e6 if price_per_hour and output_tput else None
+def _objective(config: RunConfig) -> dict[str, Any]:
+    goal = config.goal
+    named = {k: getattr(goal, k) for k in ("name", "title", "unit", "key", "more_is_better")}
+    return named | ({"first_tokens": config.first_tokens} if goal.cuts else {})
 
 
 def _ratio(scenario: Scenario) -> dict[str, float]:
@@ -150,6 +162,8 @@ def _limits(config: RunConfig, winner: Winner | None) -> list[str]:
 def print_report(report: Mapping[str, Any], console: Console) -> None:
     """The result as a table for people."""
     console.print(report["reason"], style="bold", markup=False)
+    if report["recommended"]:
+        console.print(f"Recommended: {report['recommended']['why']}", markup=False)
     if report["speedup"]:
         console.print(_figures(report))
         console.print(_scenarios(report))

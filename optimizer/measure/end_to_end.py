@@ -23,6 +23,7 @@ from optimizer.measure.load import LoadRequest, Target, run_closed_loop
 from optimizer.measure.samples import LoadResult, Slo, join
 from optimizer.measure.servers import CpuWatch, MeasureFailed, Server, ServerSpec, api_server
 from optimizer.measure.stats import PairedRatio, interleaving, mean_interval, paired_ratio
+from optimizer.objectives import OBJECTIVES, Objective
 from optimizer.traffic.profile import RequestShape, TrafficProfile
 from optimizer.traffic.prompts import prompt_ids, source_ids
 
@@ -45,6 +46,7 @@ class Job:
     budget_s: float = 70.0
     seed: int = 0
     slo: Slo = field(default_factory=Slo)
+    objective: Objective = OBJECTIVES["output_throughput"]
     sweep: tuple[int, ...] = (1, 2, 4, 8)
 
 
@@ -77,6 +79,7 @@ class EndToEnd:
     scenarios: tuple[Scenario, ...]
     sweep: tuple[Scenario, ...]
     cold_start_s: dict[str, float]
+    memory_bytes: dict[str, int | None]  # most that each side's processes kept resident
     foreign_cores: float | None
     notes: tuple[str, ...]
     seconds: float
@@ -105,9 +108,10 @@ def measure_end_to_end(job: Job, on_pair: Progress = lambda *_: None) -> EndToEn
         scenarios, sweep, notes = bench.sides(heldout, begin + job.budget_s)
         foreign = watch.foreign_cores()
         cold = {side: s.cold_start_s for side, s in servers.items()}
+        memory = {side: s.peak_bytes() for side, s in servers.items()}
     if foreign is not None and foreign > 0.1:
         notes.append(f"other programs kept {foreign:.2f} cores busy on average while this was measured")
-    return EndToEnd((heldout, *scenarios), sweep, cold, foreign, tuple(notes), time.monotonic() - begin)
+    return EndToEnd((heldout, *scenarios), sweep, cold, memory, foreign, tuple(notes), time.monotonic() - begin)
 
 
 class _Bench:
@@ -184,7 +188,7 @@ class _Bench:
             for letter in order:
                 side = SIDES[letter]
                 windows[side].append(self._window(side, shapes, users, f"{name} {pair} {side}"))
-            ratios.append(windows["winner"][-1].output_tput / windows["baseline"][-1].output_tput)
+            ratios.append(self.job.objective.ratio(windows["winner"][-1], windows["baseline"][-1], self.job.slo))
             self.on_pair(name, pair + 1, _expected(pair + 1, len(slices), begin, deadline), ratios[-1])
         return Scenario(name, what, users, paired_ratio(ratios), {s: tuple(w) for s, w in windows.items()})
 

@@ -51,6 +51,13 @@ class Server:
     cold_start_s: float
     log: Path
 
+    def peak_bytes(self) -> int | None:
+        """The most that the server and its host kept resident, mapped weights included; None where that is not known."""
+        try:
+            return sum(_peak_bytes(pid) for pid in _tree(self.process.pid))
+        except (OSError, ValueError, IndexError, StopIteration):
+            return None
+
     def log_tail(self) -> str:
         return _tail(self.log)
 
@@ -137,15 +144,22 @@ class CpuWatch:
         try:
             fields = [int(v) for v in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
             busy = (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
-            return busy - sum(_tree_cpu_s(s.process.pid) for s in self._servers) - sum(os.times()[:2])
+            return busy - sum(_cpu_s(pid) for s in self._servers for pid in _tree(s.process.pid)) - sum(os.times()[:2])
         except (OSError, ValueError, IndexError):
             return None
 
 
-def _tree_cpu_s(pid: int) -> float:
-    """Processor seconds of a process and its living descendants."""
-    base = Path(f"/proc/{pid}")
-    after_name = (base / "stat").read_text().rpartition(")")[2].split()
-    own = (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
-    children = {c for task in (base / "task").iterdir() for c in (task / "children").read_text().split()}
-    return own + sum(_tree_cpu_s(int(c)) for c in children)
+def _tree(pid: int) -> list[int]:
+    """A process and its living descendants."""
+    children = {c for task in Path(f"/proc/{pid}/task").iterdir() for c in (task / "children").read_text().split()}
+    return [pid, *(p for c in children for p in _tree(int(c)))]
+
+
+def _cpu_s(pid: int) -> float:
+    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _peak_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

@@ -109,6 +109,13 @@ class TrafficProfile:
         note = f"{share:.0%} of the requests exceed the context of {max_context} tokens: clipped in proportion"
         return replace(self, max_context=max_context, notes=(*self.notes, note) if share else self.notes)
 
+    def cut(self, tokens: int) -> TrafficProfile:
+        """The same requests with answers of at most `tokens`; the notes say so."""
+        _need(tokens >= 1, f"answers cannot be cut to {tokens} tokens: give 1 or more.")
+        rows = {w: tuple((i, min(o, tokens)) for i, o in r) for w, r in self.rows.items()}
+        note = f"answers are cut to their first {tokens} tokens, which is what this objective is about"
+        return replace(self, osl=tuple(min(o, tokens) for o in self.osl), rows=rows, notes=(*self.notes, note))
+
     def burst(self) -> TrafficProfile:
         """Twice as many prompts at once: concurrency and rate doubled, lengths as they are."""
         doubled = {"concurrency": 2 * self.concurrency, "request_rate": 2 * self.request_rate}

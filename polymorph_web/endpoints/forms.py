@@ -11,6 +11,7 @@ from django.core.exceptions import ValidationError
 from engine.models.errors import ModelError
 from engine.models.resolve import resolve_model
 from optimizer.config import DTYPES
+from optimizer.objectives import OBJECTIVES
 from optimizer.traffic.profile import TrafficError, TrafficProfile
 from optimizer.traffic.readers import TraceError, parse_trace
 from optimizer.traffic.sources import presets, profile_from_form, profile_from_trace
@@ -49,7 +50,10 @@ class EndpointForm(forms.Form):
     slo_ttft_ms = forms.FloatField(label="TTFT limit (ms)", required=False, min_value=1)
     slo_tpot_ms = forms.FloatField(label="TPOT limit (ms)", required=False, min_value=0.1)
     objective = forms.ChoiceField(
-        label="Objective", choices=[("output_throughput", "Output tokens/s")], initial="output_throughput"
+        label="Objective",
+        choices=[(o.name, o.title[0].upper() + o.title[1:]) for o in OBJECTIVES.values()],
+        initial="output_throughput",
+        help_text="What a search makes better. The limits above bound which points are recommended.",
     )
     price_per_hour = forms.FloatField(label="Price of the device ($/h)", min_value=0, initial=0.10)
     probe_traffic = forms.BooleanField(
@@ -81,6 +85,10 @@ class EndpointForm(forms.Form):
     def clean(self) -> dict[str, Any]:
         data = super().clean() or {}
         self.profile = self._profile(data)
+        if data.get("objective") == "goodput" and not (data.get("slo_ttft_ms") or data.get("slo_tpot_ms")):
+            self.add_error("objective", "Goodput counts requests within the limits: give one of them.")
+        if data.get("objective") == "cost" and not data.get("price_per_hour"):
+            self.add_error("objective", "Tokens per dollar need a price of the device.")
         return data
 
     def traffic_only(self) -> TrafficProfile | None:

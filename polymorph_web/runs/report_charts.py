@@ -97,11 +97,13 @@ class Frontier(NamedTuple):
     sweep: Sweep
     min_interactivity: float | None  # the SLO's, tokens/s/user
     max_ttft: float | None  # the SLO's, seconds
+    recommended: Mapping[str, Any] | None = None  # the point of the report that is advised
 
 
 def frontier_info(report: Report, slo: Mapping[str, Any]) -> Frontier:
     tpot, ttft = slo.get("tpot_s"), slo.get("ttft_s")
-    return Frontier(sweep_info(report), 1 / float(tpot) if tpot else None, float(ttft) if ttft else None)
+    limits = (1 / float(tpot) if tpot else None, float(ttft) if ttft else None)
+    return Frontier(sweep_info(report), *limits, report.get("recommended"))
 
 
 def frontier_figure(info: Frontier) -> Figure:
@@ -124,6 +126,10 @@ def frontier_figure(info: Frontier) -> Figure:
                 hovertemplate="%{y:.1f} tok/s · %{x:.1f} tok/s/user at concurrency %{text}<extra>" + name + "</extra>",
             )
         )
+    if info.recommended and info.recommended.get("interactivity"):
+        x, y = info.recommended["interactivity"], info.recommended["output_tput"]
+        hover = "%{y:.1f} tok/s · %{x:.1f} tok/s/user<extra>recommended</extra>"
+        data.append(fig.points("Recommended", [x], [y], WINNER, "star-open", size=18, hovertemplate=hover))
     shapes, notes = [], []
     if info.min_interactivity:
         shapes.append(
@@ -175,7 +181,7 @@ def frontier(report: Report, slo: Mapping[str, Any]) -> Chart:
     return Chart(
         "frontier",
         "Throughput and interactivity",
-        "Each point is a concurrency, written beside it. Up and to the right is better.",
+        "Each point is a concurrency, written beside it. Up and to the right is better; the star is what we recommend.",
         frontier_figure(info) if drawable else None,
         ("side", "concurrency", "interactivity (tok/s/user)", "output (tok/s)"),
         tuple(

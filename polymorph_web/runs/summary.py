@@ -31,9 +31,14 @@ def sentence(report: dict[str, Any]) -> str:
     if report.get("outcome") != "succeeded" or not speedup.get("ratio"):
         return "No candidate was both verified and faster than the baseline; the endpoint stays as it is."
     return (
-        f"On held-out traffic the winner gave {speedup['ratio']:.2f} times the baseline's output tokens/s "
+        f"On held-out traffic the winner gave {speedup['ratio']:.2f} times the baseline's {objective_title(report)} "
         f"(95% confidence interval {speedup['ci_low']:.2f} to {speedup['ci_high']:.2f}, {speedup.get('pairs', 0)} interleaved pairs)."
     )
+
+
+def objective_title(report: dict[str, Any]) -> str:
+    """What the ratio is of, as it stands in a sentence; reports of earlier versions know only one."""
+    return str((report.get("objective") or {}).get("title") or "output tokens/s")
 
 
 def report_context(run: Run) -> dict[str, Any]:
@@ -44,6 +49,7 @@ def report_context(run: Run) -> dict[str, Any]:
     return {
         "report": report,
         "sentence": sentence(report),
+        "objective_title": objective_title(report),
         "checks": checks,
         "checks_passed": sum(c.get("verdict") == "pass" for c in asked),
         "checks_total": len(asked),
@@ -58,7 +64,8 @@ def changes(report: dict[str, Any]) -> tuple[list[str], list[str]]:
     for scenario in report.get("scenarios") or []:
         ratio = scenario.get("ratio")
         if ratio:
-            text = f"Output tokens/s under {scenario['name']} traffic: {ratio:.2f} times the baseline's."
+            title = objective_title(report)
+            text = f"{title[0].upper()}{title[1:]} under {scenario['name']} traffic: {ratio:.2f} times the baseline's."
             (worse if ratio < WORSE_THAN else better).append(text)
     baseline, winner = report.get("baseline") or {}, report.get("winner") or {}
     for name, title in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ def scenario(name: str, ratio: float, spread: float = 0.01) -> Scenario:
 
 def measured(ratio: float = 1.4, spread: float = 0.01) -> EndToEnd:
     scenarios = tuple(scenario(name, ratio, spread) for name in ("heldout", "stable", "burst"))
-    return EndToEnd(scenarios, (scenarios[1],), {"baseline": 3.0, "winner": 3.2}, 0.0, (), 9.0)
+    return EndToEnd(
+        scenarios, (scenarios[1],), {"baseline": 3.0, "winner": 3.2}, {"winner": 3_000_000_000}, 0.0, (), 9.0
+    )
 
 
 class Harness:
@@ -203,3 +206,23 @@ def test_a_person_can_stop_it_between_pairs(run: Harness) -> None:
     run.ledger._cancelled = True
     with pytest.raises(Cancelled):
         run.conclude("first")
+
+
+def test_a_winner_over_the_memory_limit_is_refused(run: Harness) -> None:
+    run.config = replace(run.config, max_memory_bytes=2_000_000_000)
+    report = run.conclude("large")
+    assert report["outcome"] == "no_gain" and "keeps 3.00 GB resident and the run allows 2.00 GB" in run.logs()
+
+
+def test_a_winner_within_the_memory_limit_wins(run: Harness) -> None:
+    run.config = replace(run.config, max_memory_bytes=4_000_000_000)
+    report = run.conclude("fits")
+    assert report["memory"] == {"limit_bytes": 4_000_000_000, "winner_bytes": 3_000_000_000}
+
+
+def test_the_report_says_what_the_ratio_is_of_and_advises_a_point(run: Harness) -> None:
+    run.config = replace(run.config, objective="ttft")
+    report = run.conclude("quick")
+    assert report["objective"]["name"] == "ttft" and "speed to the first token" in report["reason"]
+    assert run.jobs[0].objective.name == "ttft" and report["speedup"]["metric"] == "median_ttft"
+    assert report["recommended"]["side"] == "winner" and report["frontier"]

@@ -130,8 +130,15 @@ def _kept(candidate: Candidate, tier: int, against: str) -> Experiment:
 def _measured() -> EndToEnd:
     heldout, stable, burst = (_scenario(name, conc) for name, conc in (("heldout", 4), ("stable", 4), ("burst", 8)))
     sweep = tuple(_scenario(f"concurrency {c}", c) for c in (1, 2, 4))
+    memory = {"baseline": 1_000_000_000, "winner": 1_200_000_000}
     return EndToEnd(
-        (heldout, stable, burst), sweep, {"baseline": 4.0, "winner": 4.1}, 0.0, ("a note of the measurement",), 60.0
+        (heldout, stable, burst),
+        sweep,
+        {"baseline": 4.0, "winner": 4.1},
+        memory,
+        0.0,
+        ("a note of the measurement",),
+        60.0,
     )
 
 

@@ -302,3 +302,15 @@ def test_trying_says_what_is_wrong(endpoint: Endpoint, as_: As, sent: dict[str, 
     response = as_("viewer").post("/e/chat/try/", sent)
     assert response.status_code == status
     assert said in response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"objective": "goodput", "slo_ttft_ms": "", "slo_tpot_ms": ""}, "give one of them"),
+        ({"objective": "cost", "price_per_hour": "0"}, "need a price of the device"),
+    ],
+)
+def test_an_objective_without_what_it_needs(form: dict[str, Any], as_: As, changes: dict[str, str], said: str) -> None:
+    response = send(as_, form, **changes)
+    assert said in response.context["form"].errors["objective"][0] and not Endpoint.objects.exists()
