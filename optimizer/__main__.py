@@ -74,7 +74,7 @@ def _run(config: RunConfig, store: FileStore, screen: Screen, out: Path) -> int:
 def _new(store: FileStore, options: argparse.Namespace) -> RunConfig:
     config = RunConfig(
         model=options.model,
-        traffic=load_traffic(options.traffic, options.concurrency).to_json(),
+        traffic=load_traffic(options.traffic, options.concurrency, options.temperature, options.top_p).to_json(),
         data_dir=str(Path(options.data).resolve()),
         name=options.name or f"{options.model} on {options.traffic}",
         dtype=options.dtype,
@@ -143,6 +143,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", default="bfloat16")
     add("--threads", type=int, default=0, help="0: all cores")
     add("--concurrency", type=int, default=0, help="0: the traffic's own")
+    add("--temperature", type=float, default=None, help="of every request; left out: the traffic's own")
+    add("--top-p", type=float, default=None, help="of every request; left out: the traffic's own")
     add("--tolerance", default="near", help="exact, near or quantised")
     add("--foci", default="", help="attention,projections,cache,scheduling; empty: all")
     add("--seed", type=int, default=0)

@@ -17,6 +17,7 @@ from engine.client import HostClient, HostFailure
 from engine.models.config import ModelConfig, read_config
 from engine.models.resolve import resolve_model
 from engine.models.tokenizer import Tokenizer
+from engine.sequence import SamplingParams
 from engine.wire import HostStatus, Prepare, Status, TimedBlock, Unload
 from kernels.build import compiler, compiler_version, has_compiler
 from kernels.ceilings import CeilingsError, cached_ceilings
@@ -91,9 +92,12 @@ class Scene:
     def requests(self, count: int, seed: int) -> list[Work]:
         """Requests of the search window, with new text for every seed."""
         shapes = self.searched.sample(count, seed, "search", self.config.max_position_embeddings)
-        scope = f"search {seed}"
         return [
-            Work(tuple(prompt_ids(s, f"{seed}:{i}", self.text, scope)), max(1, min(s.osl, self._room(s.isl))))
+            Work(
+                tuple(prompt_ids(s, f"{seed}:{i}", self.text, f"search {seed}")),
+                max(1, min(s.osl, self._room(s.isl))),
+                SamplingParams(**s.sampling(), ignore_eos=True),
+            )
             for i, s in enumerate(shapes)
         ]
 

@@ -99,7 +99,8 @@ class Experiment:
     ci_high: float | None = None
     samples: list[float] = field(default_factory=list)  # paired ratios, in the order measured
     predicted: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)  # tier 2: output_tput (tok/s), interactivity (tok/s/user)
+    # tier 2: output_tput (tok/s), interactivity (tok/s/user), accepted_share (of drafts)
+    metrics: dict[str, float] = field(default_factory=dict)
     device_s: float = 0.0
     hot_swap_s: float | None = None  # source text to first measured step
     failure: str = ""

@@ -22,6 +22,7 @@ from optimizer.measure.end_to_end import EndToEnd, Scenario
 from optimizer.measure.samples import Slo
 from optimizer.objectives import frontier, recommended, usd_per_million
 from optimizer.records import Candidate, Check, clean, to_json
+from optimizer.traffic.profile import TrafficProfile
 
 SCHEMA = 1
 COST_FORMULA = "price per hour / 3600 / output tokens per second x 1,000,000"
@@ -73,7 +74,7 @@ def build_report(config: RunConfig, ledger: Ledger, facts: Facts, winner: Winner
         "counts": ledger.counts() | {"per_hour": ledger.per_hour()},
         "swap": _swap(ledger, winner),
         "cost": {"price_per_hour": config.price_per_hour, "formula": COST_FORMULA},
-        "traffic": {k: v for k, v in config.traffic.items() if k != "rows"},
+        "traffic": {k: v for k, v in config.traffic.items() if k != "rows"} | {"sampling": _sampling(config)},
         "environment": dict(facts.environment),
         "time_lost": ledger.time_lost(),
         "limits": _limits(config, winner),
@@ -140,12 +141,16 @@ def _swap(ledger: Ledger, winner: Winner | None) -> dict[str, Any]:
     return {"cold_start_s": cold, "hot_swap_s": hot, "by_kind": dict(ledger.swaps)}
 
 
+def _sampling(config: RunConfig) -> str:
+    return TrafficProfile.from_json(config.traffic).sampling_text
+
+
 def _limits(config: RunConfig, winner: Winner | None) -> list[str]:
     """What this claim does not say."""
     lines = [
         "Measured on this machine and on this traffic; both sides were served by the same engine and gateway code."
     ]
-    lines += list(config.traffic.get("notes") or ())
+    lines += [f"{note[0].upper()}{note[1:]}." for note in (_sampling(config), *(config.traffic.get("notes") or ()))]
     if config.tolerance != "exact":
         lines.append(
             f"Tolerance '{config.tolerance}': outputs may differ in rounding; verification bounds by how much."

@@ -33,7 +33,7 @@ REASONS = {
     "max_seqs": "this many requests may run at once",
     "draft_tokens": "so many tokens are guessed from the request's own text and verified in the step that would have run "
     "anyway, so that a read of the weights makes more than one token; it pays as far as answers repeat what was said, and "
-    "sampled answers do so less than the greedy ones of a replay",
+    "sampled answers do so less than greedy ones",
     "draft_ngram": "a guess needs up to so many tokens of context said before: fewer guesses, and more of them right",
 }
 

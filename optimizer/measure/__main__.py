@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measure(options: argparse.Namespace) -> LoadResult:
     """Warms the server up with requests of their own, then measures. Raises what `main` tells as a sentence."""
-    profile = load_traffic(options.traffic, options.users)
+    profile = load_traffic(options.traffic, options.users, options.temperature, options.top_p)
     if options.rate:
         profile = dataclasses.replace(profile, request_rate=options.rate)
     if options.chat and options.tokenizer:
@@ -84,7 +84,7 @@ def measure(options: argparse.Namespace) -> LoadResult:
 
 def _requests(profile: TrafficProfile, count: int, write: Write, scope: str) -> list[LoadRequest]:
     shapes = profile.sample(count, 0, "heldout" if scope == "measured" else "search")
-    return [LoadRequest(write(s, f"{scope} {i}", scope), s.osl, s.at) for i, s in enumerate(shapes)]
+    return [LoadRequest(write(s, f"{scope} {i}", scope), s.osl, s.at, s.sampling()) for i, s in enumerate(shapes)]
 
 
 def _writer(tokenizer: str, data: Path) -> Write:
@@ -117,6 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--traffic", default="demo", help="a preset, a trace or a profile (.json)")
     add("--users", type=int, default=0, help="of a closed loop; 0: the traffic's own")
     add("--rate", type=float, default=0.0, help="requests a second of an open loop; 0: a closed loop")
+    add("--temperature", type=float, default=None, help="of every request; left out: the traffic's own")
+    add("--top-p", type=float, default=None, help="of every request; left out: the traffic's own")
     add("--requests", type=int, default=32)
     add("--chat", action="store_true", help="/v1/chat/completions instead of /v1/completions")
     add("--tokenizer", default="", help="demo, a model folder or a .gguf: prompts of exact length, as token ids")

@@ -1,8 +1,8 @@
 """The figure that is shown: baseline and winner over HTTP on held-out traffic, interleaved A B, B A, A B ..., paired.
 
 Both servers stay up; the idle one uses no processor time. A pair is two windows, one on each side, of the same
-request shapes with content of their own; every answer has the length asked for, so a pair is equal work and its
-throughputs can be divided. The held-out windows have the profile's own lengths. Stable traffic (every request of the
+request shapes with content of their own, drawn with the same seeds; every answer has the length asked for, so a pair is
+equal work and its throughputs can be divided. The held-out windows have the profile's own lengths. Stable traffic (every request of the
 median shape), the burst (twice as many prompts at once) and the other concurrencies use the median shape, scaled down
 alike to fit the time left; the result says by how much. Nothing is dropped: a window with a failed or short answer ends
 the measurement with the reason.
@@ -126,7 +126,7 @@ class _Bench:
     def warm_up(self) -> None:
         """Short requests of a scope of their own, so that no prompt measured later finds its prefix cached."""
         conc = self.job.profile.concurrency
-        shapes = [RequestShape(0, s.isl, min(s.osl, 8)) for s in self._sample(self.job.profile, conc)]
+        shapes = [RequestShape(0, s.isl, min(s.osl, 8), **s.sampling()) for s in self._sample(self.job.profile, conc)]
         for side in self.servers:
             self._window(side, shapes, conc, "warmup")
 
@@ -147,16 +147,16 @@ class _Bench:
         levels |= {f"concurrency {c}": c for c in self.job.sweep if c not in levels.values()}
         (median, *_) = self._sample(profile.stable(), 1)
         scale = self._fitting(heldout, median, list(levels.values()), deadline - time.monotonic())
-        shape = RequestShape(0, max(SHORTEST, round(median.isl * scale)), max(SHORTEST, round(median.osl * scale)))
+        isl, osl = (max(SHORTEST, round(n * scale)) for n in (median.isl, median.osl))
         notes = []
         if scale < 1:
-            shape_text = f"{shape.isl} tokens in, {shape.osl} out instead of {median.isl} and {median.osl}"
+            shape_text = f"{isl} tokens in, {osl} out instead of {median.isl} and {median.osl}"
             notes.append(f"stable, burst and concurrency figures are of shorter requests to fit the time: {shape_text}")
         done = {}
         for name, users in levels.items():
-            what = f"{users} users, every request {shape.isl} tokens in and {shape.osl} out"
+            what = f"{users} users, every request {isl} tokens in and {osl} out"
             what = f"twice as many prompts at once: {what}" if name == "burst" else what
-            done[name] = self._scenario(name, what, users, [[shape] * users] * SIDE_PAIRS, None)
+            done[name] = self._scenario(name, what, users, self._alike(users, isl, osl), None)
         sweep = sorted((s for s in done.values() if s.concurrency in self.job.sweep), key=lambda s: s.concurrency)
         return [done["stable"], done["burst"]], tuple(sweep), notes
 
@@ -170,6 +170,12 @@ class _Bench:
         )
         tokens = sum(u * max(1.0, heldout.concurrency / u) for u in users) * shape.osl * SIDE_PAIRS
         return min(1.0, max(0.0, seconds) / (tokens * per_token))
+
+    def _alike(self, users: int, isl: int, osl: int) -> list[list[RequestShape]]:
+        """SIDE_PAIRS windows of one shape; each request draws with a seed of its own."""
+        drawn = self._sample(self.job.profile.stable(), users * SIDE_PAIRS)
+        shapes = [RequestShape(0, isl, osl, **s.sampling()) for s in drawn]
+        return [shapes[i : i + users] for i in range(0, len(shapes), users)]
 
     def _sample(self, profile: TrafficProfile, n: int) -> list[RequestShape]:
         return profile.sample(n, self.job.seed, "heldout", self.context)
@@ -196,7 +202,8 @@ class _Bench:
         scope = "warmup" if label == "warmup" else "measured"
         seeds = [f"{self.job.seed} {label} {i}" for i in range(len(shapes))]
         requests = [
-            LoadRequest(prompt_ids(s, seed, self.source, scope), s.osl) for s, seed in zip(shapes, seeds, strict=True)
+            LoadRequest(prompt_ids(s, seed, self.source, scope), s.osl, sampling=s.sampling())
+            for s, seed in zip(shapes, seeds, strict=True)
         ]
         result = run_closed_loop(self.targets[side], requests, users)
         for sample, shape in zip(result.requests, shapes, strict=True):

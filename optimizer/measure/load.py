@@ -53,11 +53,15 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """One request. `prompt`: token ids (completions only) or text. `at`: intended seconds from the start (open loop)."""
+    """One request. `prompt`: token ids (completions only) or text. `at`: intended seconds from the start (open loop).
+
+    `sampling`: body fields that say how its tokens are drawn, over the target's own.
+    """
 
     prompt: Sequence[int] | str
     max_tokens: int
     at: float = 0.0
+    sampling: dict[str, Any] = field(default_factory=dict)
 
 
 def run_closed_loop(
@@ -128,7 +132,8 @@ class _Run:
         chat = self.target.style == "chat"
         prompt = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
         common = {"model": self.target.model, "max_tokens": request.max_tokens, "stream": True}
-        return json.dumps({**common, **prompt, "stream_options": {"include_usage": True}, **self.target.extra}).encode()
+        extra = {"stream_options": {"include_usage": True}, **self.target.extra, **request.sampling}
+        return json.dumps({**common, **prompt, **extra}).encode()
 
     async def warm_up(self, requests: Sequence[LoadRequest], concurrency: int) -> None:
         """Raises HttpError when a warm-up request fails: nothing worth measuring would follow."""

@@ -18,10 +18,14 @@ GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One request of the traffic: its prompt and how many tokens it is answered with."""
+    """One request of the traffic: its prompt, how many tokens it is answered with, how they are drawn.
+
+    It is made before anybody knows which version answers it, its seed as well: every side draws with the same numbers.
+    """
 
     prompt: tuple[int, ...]
     osl: int
+    sampling: SamplingParams = GREEDY
 
 
 class Replay:
@@ -33,6 +37,7 @@ class Replay:
         self._decode_steps: list[
             tuple[float, float]
         ] = []  # seconds, and tokens a request, of steps that decoded for all
+        self._drafts_before = (0, 0)
         self._next_id = 0
         self._concurrency = 0
         self._waiting: deque[Work] = deque()
@@ -57,6 +62,15 @@ class Replay:
         seconds, tokens = zip(*self._decode_steps, strict=True)
         return statistics.mean(tokens) / statistics.median(seconds)
 
+    @property
+    def accepted_share(self) -> float | None:
+        """Of the drafts since the restart, how many held; None without any."""
+        drafted, accepted = (n - b for n, b in zip(self._drafts(), self._drafts_before, strict=True))
+        return accepted / drafted if drafted else None
+
+    def _drafts(self) -> tuple[int, int]:
+        return self.engine.drafted_tokens, self.engine.accepted_tokens
+
     def restart(self, requests: list[Work], concurrency: int) -> None:
         """Begins anew, untimed up to the first token of every request in flight.
 
@@ -68,7 +82,7 @@ class Replay:
         self._concurrency = concurrency
         first = [replace(r, osl=max(1, r.osl * (i + 1) // concurrency)) for i, r in enumerate(requests[:concurrency])]
         self._waiting = deque([*first, *requests[concurrency:]])
-        self._decode_steps = []
+        self._decode_steps, self._drafts_before = [], self._drafts()
         started: set[int] = set()
         self._admit()
         flight = set(self._running)
@@ -101,5 +115,5 @@ class Replay:
             work = self._waiting.popleft()
             self._waiting.append(work)
             self._next_id += 1
-            self.engine.add(GenerationRequest(self._next_id, list(work.prompt), work.osl, GREEDY))
+            self.engine.add(GenerationRequest(self._next_id, list(work.prompt), work.osl, work.sampling))
             self._running[self._next_id] = work.osl

@@ -270,10 +270,11 @@ class TierTwo:
         )
 
     def _metrics(self, replay: Replay, rows: list[tuple[float, ...]]) -> dict[str, float]:
-        """Output tokens a second over all turns, and the tokens a second that a user sees between prompts."""
+        """Output tokens a second over all turns, those that a user sees between prompts, the share of drafts that held."""
         made = self.slice_tokens * len(rows)
         found = {"output_tput": made / sum(row[-1] for row in rows)}
-        return found | ({"interactivity": replay.interactivity} if replay.interactivity else {})
+        found |= {"interactivity": replay.interactivity} if replay.interactivity else {}
+        return found if replay.accepted_share is None else found | {"accepted_share": replay.accepted_share}
 
     def keep(self, *hashes: str) -> None:
         """Unloads every side but the baseline and `hashes`."""

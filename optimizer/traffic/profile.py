@@ -35,18 +35,33 @@ class SharedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class RequestShape:
-    """One request to send: when (seconds from the window's start), how long. `prefix_group` -1: shares no prefix."""
+    """One request to send: when (seconds from the window's start), how long, how it chooses its tokens.
+
+    `prefix_group` -1: shares no prefix. `seed` is the request's own, whichever version answers it.
+    """
 
     at: float
     isl: int
     osl: int
     prefix_group: int = -1
     prefix_len: int = 0
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def sampling(self) -> dict[str, Any]:
+        """Fields of a request's body, which are also the engine's `SamplingParams`."""
+        if not self.temperature:
+            return {"temperature": 0.0}
+        return {"temperature": self.temperature, "top_p": self.top_p, "seed": self.seed}
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficProfile:
-    """`request_rate` 0 is a closed loop of `concurrency` users; otherwise requests arrive at that rate (a second)."""
+    """`request_rate` 0 is a closed loop of `concurrency` users; otherwise requests arrive at that rate (a second).
+
+    `temperature` None: nobody said how requests sample, and they are sent greedily.
+    """
 
     name: str
     isl: tuple[float, ...]  # at LEVELS
@@ -56,6 +71,8 @@ class TrafficProfile:
     request_rate: float = 0.0
     arrival_cv: float = 1.0
     shared_prefix: SharedPrefix = SharedPrefix()
+    temperature: float | None = None
+    top_p: float = 1.0
     max_context: int = 0  # prompts and answers over it are clipped in proportion; 0: no limit
     rows: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)  # window -> (isl, osl)
     notes: tuple[str, ...] = ()
@@ -79,6 +96,10 @@ class TrafficProfile:
         _need(0 <= prefix.share <= 1, f"shared_prefix_share is {prefix.share}: give a share from 0 to 1.")
         _need(prefix.tokens >= 0, "shared_prefix_tokens cannot be negative.")
         _need(prefix.groups >= 1, "shared_prefix_groups is at least 1.")
+        temperature = self.temperature or 0.0
+        _need(0 <= temperature <= 2, f"temperature is {temperature}: give 0 (greedy) to 2.")
+        _need(0 < self.top_p <= 1, f"top_p is {self.top_p}: give a share over 0 and up to 1, which is all tokens.")
+        _need(self.top_p == 1 or temperature > 0, f"top_p {self.top_p} does nothing at temperature 0: give one over 0.")
         _need(self.max_context >= 0, f"max_context is {self.max_context}: give tokens, or 0 for no limit.")
         _need(set(self.rows) in (set(), set(WINDOWS)), f"rows needs the windows {', '.join(WINDOWS)}.")
         rows = {w: tuple((int(i), int(o)) for i, o in r) for w, r in self.rows.items()}
@@ -90,7 +111,8 @@ class TrafficProfile:
     def sample(self, n: int, seed: int, window: str = "search", max_context: int = 0) -> list[RequestShape]:
         """`n` requests of `window`, in order of arrival; the same arguments give the same requests."""
         _need(window in WINDOWS, f"window {window!r} is unknown: {' or '.join(WINDOWS)}.")
-        rng = random.Random(f"{self.name}|{seed}|{window}")
+        rng, seeds = (random.Random(f"{self.name}|{seed}|{window}{of}") for of in ("", "|tokens"))
+        how = {"temperature": self.temperature or 0.0, "top_p": self.top_p}
         limit = min((m for m in (self.max_context, max_context) if m), default=0)
         lengths = self._rows(n, rng, window) if self.rows else self._draws(n, rng, window)
         at, shapes = 0.0, []
@@ -98,7 +120,8 @@ class TrafficProfile:
             isl, osl = clip(isl, osl, limit)
             group = rng.randrange(self.shared_prefix.groups) if rng.random() < self.shared_prefix.share else -1
             shared = min(self.shared_prefix.tokens, isl - 1) if group >= 0 else 0
-            shapes.append(RequestShape(at, isl, osl, group if shared else -1, shared))
+            own = {**how, "seed": seeds.getrandbits(53)}  # a double holds it: JSON of any server does
+            shapes.append(RequestShape(at, isl, osl, group if shared else -1, shared, **own))
             at += self._gap(rng)
         return shapes
 
@@ -115,6 +138,22 @@ class TrafficProfile:
         rows = {w: tuple((i, min(o, tokens)) for i, o in r) for w, r in self.rows.items()}
         note = f"answers are cut to their first {tokens} tokens, which is what this objective is about"
         return replace(self, osl=tuple(min(o, tokens) for o in self.osl), rows=rows, notes=(*self.notes, note))
+
+    def sampled(self, temperature: float | None, top_p: float | None = None) -> TrafficProfile:
+        """This profile with these in place of its own; None keeps its own."""
+        changes = {"temperature": temperature, "top_p": top_p}
+        if temperature == 0:
+            changes["top_p"] = top_p or 1.0
+        return replace(self, **{name: value for name, value in changes.items() if value is not None})
+
+    @property
+    def sampling_text(self) -> str:
+        """How requests choose their tokens, as a clause."""
+        if self.temperature is None:
+            return "the traffic does not say how its requests sample: they are greedy, which flatters drafts"
+        if not self.temperature:
+            return "requests are greedy (temperature 0)"
+        return f"requests sample at temperature {self.temperature:g}, top-p {self.top_p:g}"
 
     def burst(self) -> TrafficProfile:
         """Twice as many prompts at once: concurrency and rate doubled, lengths as they are."""

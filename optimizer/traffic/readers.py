@@ -6,6 +6,8 @@ Formats, told apart by their columns:
     burstgpt   csv    Timestamp (s), Request tokens, Response tokens (others ignored)
     mooncake   jsonl  timestamp (ms), input_length, output_length, hash_ids (blocks of 512 tokens)
     bailian    jsonl  chat_id, timestamp (s), input_length, output_length, hash_ids (blocks of 16 tokens)
+
+Any of them may say how a request sampled, in columns or keys `temperature` and `top_p`; an empty one says nothing.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +26,7 @@ from typing import Any
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
 JSONL = ("timestamp", "input_length", "output_length")
+SAMPLING = ("temperature", "top_p")
 BLOCK_TOKENS = {"mooncake": 512, "bailian": 16}
 MAX_TOKENS = 100_000_000  # a length over this is a broken cell, not a request
 
@@ -45,6 +48,8 @@ class TraceRow:
     isl: int
     osl: int
     blocks: tuple[int, ...] = ()
+    temperature: float | None = None
+    top_p: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,7 @@ def parse_trace(text: str, name: str) -> Trace:
     if len(kept) < len(rows):
         notes.append(f"{len(rows) - len(kept)} of {len(rows)} rows with a zero length were dropped")
     start = kept[0].at
-    shifted = tuple(TraceRow(r.at - start, r.isl, r.osl, r.blocks) for r in kept)
+    shifted = tuple(replace(r, at=r.at - start) for r in kept)
     return Trace(name, kind, shifted, BLOCK_TOKENS.get(kind, 0), len(rows) - len(kept), tuple(notes))
 
 
@@ -110,16 +115,17 @@ def _csv_rows(
     reader: Any, header: list[str], wanted: tuple[str, ...], when: Callable[[str], float], name: str
 ) -> Iterator[TraceRow]:
     index = [header.index(c) for c in wanted]
+    said = [c for c in SAMPLING if c in header]
     for cells in _checked(reader, name):
         if not any(c.strip() for c in cells):
             continue
         line = reader.line_num
-        for column, i in zip(wanted, index, strict=True):
-            if i >= len(cells):
+        for column in (*wanted, *said):
+            if header.index(column) >= len(cells):
                 raise TraceError(name, line, column, f"the row has {len(cells)} cells.", "Complete or remove it.")
         at = _cell(when, cells[index[0]], name, line, wanted[0])
         isl, osl = (_cell(_tokens, cells[i], name, line, c) for c, i in zip(wanted[1:], index[1:], strict=True))
-        yield TraceRow(at, int(isl), int(osl))
+        yield TraceRow(at, int(isl), int(osl), (), *_sampling({c: cells[header.index(c)] for c in said}, name, line))
 
 
 def _checked(reader: Any, name: str) -> Iterator[list[str]]:
@@ -152,13 +158,22 @@ def _jsonl_rows(text: str, name: str, unit_s: float) -> Iterator[TraceRow]:
         at = _cell(_number, row["timestamp"], name, line, "timestamp") * unit_s
         isl = _cell(_tokens, row["input_length"], name, line, "input_length")
         osl = _cell(_tokens, row["output_length"], name, line, "output_length")
-        yield TraceRow(at, int(isl), int(osl), _blocks(row.get("hash_ids", []), name, line))
+        blocks = _blocks(row.get("hash_ids", []), name, line)
+        yield TraceRow(at, int(isl), int(osl), blocks, *_sampling(row, name, line))
 
 
 def _blocks(ids: Any, name: str, line: int) -> tuple[int, ...]:
     if isinstance(ids, list) and all(type(i) is int for i in ids):
         return tuple(ids)
     raise TraceError(name, line, "hash_ids", "this is not a list of whole numbers.", "Repair or remove the line.")
+
+
+def _sampling(row: Mapping[str, Any], name: str, line: int) -> list[float | None]:
+    """Temperature and top-p of a row, None where it does not say."""
+    return [
+        _cell(parse, row[c], name, line, c) if row.get(c) not in (None, "") else None
+        for c, parse in zip(SAMPLING, (_temperature, _share), strict=True)
+    ]
 
 
 def _cell(parse: Callable[[Any], float], value: Any, name: str, line: int, column: str) -> float:
@@ -183,13 +198,24 @@ def _tokens(value: Any) -> float:
     return number
 
 
-def _number(value: Any) -> float:
+def _number(value: Any, what: str = "a time", most: float = math.inf) -> float:
     try:
         number = float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else math.nan
     except ValueError:
         number = math.nan
-    if not math.isfinite(number) or number < 0:
-        raise ValueError("is not a time")
+    if not math.isfinite(number) or not 0 <= number <= most:
+        raise ValueError(f"is not {what}")
+    return number
+
+
+def _temperature(value: Any) -> float:
+    return _number(value, "a temperature from 0 to 2", 2.0)
+
+
+def _share(value: Any) -> float:
+    number = _number(value, "a share from 0 to 1", 1.0)
+    if not number:
+        raise ValueError("would leave no token to draw")
     return number
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from statistics import NormalDist
+from statistics import NormalDist, median_low
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,17 @@ SEARCH_SHARE = 2 / 3  # of a trace, in time: the search sees the first part only
 TRACE_GROUPS = 8  # shared prefixes that a trace's reuse is modelled with
 FORM_FIELDS = (
     "name", "isl_median", "isl_p95", "osl_median", "osl_p95", "concurrency", "request_rate", "arrival_cv",
-    "shared_prefix_share", "shared_prefix_tokens", "shared_prefix_groups",
+    "shared_prefix_share", "shared_prefix_tokens", "shared_prefix_groups", "temperature", "top_p",
 )  # fmt: skip
 
 
-def load_traffic(ref: str, concurrency: int = 0) -> TrafficProfile:
+def load_traffic(
+    ref: str, concurrency: int = 0, temperature: float | None = None, top_p: float | None = None
+) -> TrafficProfile:
     """The profile that `ref` names: a preset, a stored profile (.json), or a trace file.
 
-    `concurrency` 0 keeps the source's own. Raises TrafficError (no such thing, or a damaged profile) or TraceError.
+    `concurrency` 0 keeps the source's own, as None does of the others. Raises TrafficError (no such thing, or a damaged
+    profile) or TraceError.
     """
     if ref in presets():
         profile = presets()[ref]
@@ -39,7 +43,8 @@ def load_traffic(ref: str, concurrency: int = 0) -> TrafficProfile:
         profile = _stored(Path(ref))
     else:
         profile = profile_from_trace(read_trace(Path(ref)))
-    return TrafficProfile.from_json(profile.to_json() | {"concurrency": concurrency}) if concurrency else profile
+    profile = replace(profile, concurrency=concurrency) if concurrency else profile
+    return profile.sampled(temperature, top_p)
 
 
 @cache
@@ -68,7 +73,7 @@ def profile_from_form(values: dict[str, Any]) -> TrafficProfile:
             int(_form_number(values, "shared_prefix_tokens", 0)),
             int(_form_number(values, "shared_prefix_groups", 1)),
         ),
-    )
+    ).sampled(_form_given(values, "temperature"), _form_given(values, "top_p"))
 
 
 def profile_from_trace(trace: Trace, concurrency: int = 4) -> TrafficProfile:
@@ -87,6 +92,7 @@ def profile_from_trace(trace: Trace, concurrency: int = 4) -> TrafficProfile:
         prefix = SharedPrefix(round(stats.prefix.share, 4), round(stats.prefix.tokens), TRACE_GROUPS)
         hit = f"ideal block hit rate {stats.prefix.hit_rate:.3f}"
         notes.append(f"prefix reuse ({hit}) is modelled with {TRACE_GROUPS} shared prefixes")
+    temperature, top_p = _sampling(trace, notes)
     return TrafficProfile(
         name=Path(trace.name).stem,
         isl=fit([r.isl for r in trace.rows]),
@@ -96,9 +102,26 @@ def profile_from_trace(trace: Trace, concurrency: int = 4) -> TrafficProfile:
         request_rate=stats.rate,
         arrival_cv=max(stats.arrival_cv, 1e-6),
         shared_prefix=prefix,
+        temperature=temperature,
+        top_p=top_p,
         rows=rows,
         notes=tuple(notes),
     )
+
+
+def _sampling(trace: Trace, notes: list[str]) -> tuple[float | None, float]:
+    """One temperature and top-p for all requests: the medians of those that say. A note tells when they differ."""
+    said = [(r.temperature, 1.0 if r.top_p is None else r.top_p) for r in trace.rows if r.temperature is not None]
+    if not said:
+        return None, 1.0
+    temperature, top_p = (median_low(values) for values in zip(*said, strict=True))
+    if len(said) < len(trace.rows) or len(set(said)) > 1:
+        low, high = min(said)[0], max(said)[0]
+        notes.append(
+            f"{len(said)} of {len(trace.rows)} requests give a temperature, from {low:g} to {high:g}: "
+            f"all are replayed at the median"
+        )
+    return temperature, top_p if temperature else 1.0
 
 
 def fit(lengths: list[int]) -> tuple[float, ...]:
@@ -131,6 +154,10 @@ def _lognormal(values: dict[str, Any], name: str) -> tuple[float, ...]:
     sigma = math.log(p95 / median) / NormalDist().inv_cdf(0.95)
     levels = [min(max(level, 0.005), 0.995) for level in LEVELS]
     return tuple(max(1.0, round(median * math.exp(sigma * NormalDist().inv_cdf(level)), 2)) for level in levels)
+
+
+def _form_given(values: dict[str, Any], name: str) -> float | None:
+    return None if values.get(name) in (None, "") else _form_number(values, name, None)
 
 
 def _form_number(values: dict[str, Any], name: str, default: float | None) -> float:

@@ -18,6 +18,7 @@ from optimizer.traffic.sources import presets, profile_from_form, profile_from_t
 from polymorph_web.endpoints.models import Endpoint
 
 SOURCES = (("preset", "A preset"), ("form", "My own figures"), ("trace", "A trace file"))
+SAMPLING = ("temperature", "top_p")
 LENGTHS = ("isl_median", "isl_p95", "osl_median", "osl_p95")
 MAX_TRACE_BYTES = 32 << 20
 
@@ -46,6 +47,20 @@ class EndpointForm(forms.Form):
     concurrency = forms.IntegerField(label="Concurrency", min_value=1, max_value=256, initial=4)
     request_rate = forms.FloatField(
         label="Requests per second", required=False, min_value=0, help_text="Empty: as many as the concurrency gives."
+    )
+    temperature = forms.FloatField(
+        label="Temperature",
+        required=False,
+        min_value=0,
+        max_value=2,
+        help_text="Of the clients' requests; 0 is greedy. Empty: the preset's or the trace's own.",
+    )
+    top_p = forms.FloatField(
+        label="Top-p",
+        required=False,
+        min_value=0,
+        max_value=1,
+        help_text="Empty: the preset's or the trace's own; 1 is off.",
     )
     slo_ttft_ms = forms.FloatField(label="TTFT limit (ms)", required=False, min_value=1)
     slo_tpot_ms = forms.FloatField(label="TPOT limit (ms)", required=False, min_value=0.1)
@@ -84,7 +99,7 @@ class EndpointForm(forms.Form):
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or {}
-        self.profile = self._profile(data)
+        self.profile = self._sampled(self._profile(data), data)
         if data.get("objective") == "goodput" and not (data.get("slo_ttft_ms") or data.get("slo_tpot_ms")):
             self.add_error("objective", "Goodput counts requests within the limits: give one of them.")
         if data.get("objective") == "cost" and not data.get("price_per_hour"):
@@ -93,7 +108,7 @@ class EndpointForm(forms.Form):
 
     def traffic_only(self) -> TrafficProfile | None:
         """The profile from the traffic fields alone, other fields unchecked (the preview). Errors are in `self.errors`."""
-        kept = {"traffic_source", "preset", "trace_file", *LENGTHS, "concurrency", "request_rate"}
+        kept = {"traffic_source", "preset", "trace_file", *LENGTHS, "concurrency", "request_rate", *SAMPLING}
         for name in set(self.fields) - kept:
             del self.fields[name]
         self.is_valid()
@@ -119,6 +134,13 @@ class EndpointForm(forms.Form):
         except (TrafficError, TraceError) as error:
             self.add_error(field, str(error))
         return None
+
+    def _sampled(self, profile: TrafficProfile | None, data: dict[str, Any]) -> TrafficProfile | None:
+        try:
+            return profile and profile.sampled(data.get("temperature"), data.get("top_p"))
+        except TrafficError as error:
+            self.add_error("top_p", str(error))  # a temperature's bounds are the field's own
+            return None
 
     def _from_figures(self, data: dict[str, Any], concurrency: int) -> TrafficProfile | None:
         for name in ("isl_median", "osl_median"):

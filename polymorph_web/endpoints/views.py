@@ -62,6 +62,7 @@ def new(request: HttpRequest) -> HttpResponse:
         "hardware": services.hardware(),
         "presets": overview.preset_rows(),
         "charts": traffic_charts(profile.sample(SAMPLE, 0)),
+        "sampling": profile.sampling_text,
         "formula": overview.FORMULA,
     }
     return render(request, "endpoints/new.html", context)
@@ -81,6 +82,7 @@ def preview(request: HttpRequest) -> HttpResponse:
         "formula": overview.FORMULA,
         "errors": errors,
         "notes": profile.notes if profile else (),
+        "sampling": profile.sampling_text if profile else "",
     }
     return render(request, "endpoints/_preview.html", context)
 
@@ -101,6 +103,7 @@ def detail(request: HttpRequest, slug: str) -> HttpResponse:
     organisation = endpoint.organisation
     state, state_text, servers = overview.serving_state(endpoint)
     live_rollout = overview.live_rollout(endpoint)
+    profile = TrafficProfile.from_json(endpoint.traffic)
     context: dict[str, Any] = {
         "endpoint": endpoint,
         "tab": tab,
@@ -119,9 +122,8 @@ def detail(request: HttpRequest, slug: str) -> HttpResponse:
         "runs": endpoint.runs.select_related("created_by").defer("config")[:50],
         "rollouts": endpoint.rollouts.select_related("version", "previous", "started_by")[:50],
         "entries": Entry.objects.filter(organisation=organisation, target__contains=endpoint.slug)[:50],
-        "charts": traffic_charts(TrafficProfile.from_json(endpoint.traffic).sample(SAMPLE, 0))
-        if tab == "performance"
-        else (),
+        "sampling": profile.sampling_text,
+        "charts": traffic_charts(profile.sample(SAMPLE, 0)) if tab == "performance" else (),
         "may": {
             "optimise": may(request.user, organisation, "member"),
             "approve": may(request.user, organisation, "approver"),

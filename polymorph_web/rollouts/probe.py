@@ -38,7 +38,7 @@ def probe(rollout: Rollout) -> None:
                 "prompt": ids,
                 "max_tokens": min(shape.osl, MAX_TOKENS),
                 "ignore_eos": True,
-                "temperature": 0,
+                **shape.sampling(),
                 "stream": True,
             }
             sends.append((endpoint, body, role))

@@ -125,8 +125,9 @@ def test_a_bad_budget(cli: Cli, tiny_model: Path, traffic: Path, budget: str, sa
 
 @pytest.mark.parametrize(
     ("option", "value", "says"),
-    [("--dtype", "int3", "bfloat16"), ("--tolerance", "loose", "near"), ("--threads", "-1", "0 for all cores")],
-)
+    [("--temperature", "3", "give 0 (greedy) to 2"), ("--top-p", "0.9", "does nothing at temperature 0"),
+     ("--dtype", "int3", "bfloat16"), ("--tolerance", "loose", "near"), ("--threads", "-1", "0 for all cores")],
+)  # fmt: skip
 def test_a_bad_option(cli: Cli, tiny_model: Path, traffic: Path, option: str, value: str, says: str) -> None:
     assert says in cli.refused("--model", str(tiny_model), "--traffic", str(traffic), f"{option}={value}")
 

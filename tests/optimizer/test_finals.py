@@ -23,6 +23,7 @@ from optimizer.measure.samples import LoadResult, RequestSample
 from optimizer.measure.servers import MeasureFailed
 from optimizer.measure.stats import paired_ratio
 from optimizer.records import Check, Experiment, State, Verdict
+from optimizer.traffic.profile import TrafficProfile
 from tests.optimizer.scripted import SMALL, proposal, scene_of
 from tests.optimizer.test_session import ScriptedLab
 
@@ -200,6 +201,20 @@ def test_checks_say_whether_their_planted_fault_was_caught_here(run: Harness) ->
     stored = {c.check: c.control_caught for c in run.store.load(run.config.run_id).checks}
     assert stored == {"poison": True, "idle": None}
     assert any("Not shown in this run" in line and "idle" in line for line in report["limits"])
+
+
+@pytest.mark.parametrize(
+    ("profile", "says"),
+    [
+        (SMALL, "the traffic does not say how its requests sample: they are greedy, which flatters drafts"),
+        (SMALL.sampled(0.7, 0.95), "requests sample at temperature 0.7, top-p 0.95"),
+    ],
+)
+def test_the_report_says_how_requests_sampled(run: Harness, profile: TrafficProfile, says: str) -> None:
+    run.config = replace(run.config, traffic=profile.to_json())
+    report = run.conclude("first")
+    assert report["traffic"]["sampling"] == says
+    assert f"{says[0].upper()}{says[1:]}." in report["limits"]
 
 
 def test_a_person_can_stop_it_between_pairs(run: Harness) -> None:

@@ -39,6 +39,14 @@ def ask(*at: float) -> list[LoadRequest]:
     return [LoadRequest([1, 2, 3], 5, t) for t in at]
 
 
+def test_a_request_says_how_it_samples_over_what_the_target_does() -> None:
+    sampled = LoadRequest([1, 2, 3], 5, sampling={"temperature": 0.7, "top_p": 0.95, "seed": 9})
+    _, server = measure(five_tokens, [sampled, *ask(0)], concurrency=1)
+    names = ("temperature", "top_p", "seed", "ignore_eos")
+    said = [tuple(seen.body.get(name) for name in names) for seen in server.seen]
+    assert said == [(0.7, 0.95, 9, True), (0, None, None, True)]
+
+
 async def five_tokens(stream: Stream) -> None:
     """First content at 0.5 s, then gaps of 0.1, 0.2 and 0.3 s: four chunks that hold five tokens."""
     await stream.head()

@@ -90,6 +90,30 @@ def test_typed_figures(form: dict[str, Any], as_: As, gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize(
+    ("typed", "kept", "shown"),
+    [
+        ({}, (0.2, 0.9), "Requests sample at temperature 0.2, top-p 0.9"),
+        ({"temperature": "0.7", "top_p": "0.95"}, (0.7, 0.95), "Requests sample at temperature 0.7, top-p 0.95"),
+        ({"temperature": "0"}, (0, 1), "Requests are greedy (temperature 0)"),
+        ({"preset": "azure-conv"}, (None, 1), "The traffic does not say how its requests sample"),
+    ],
+)
+def test_how_requests_sample_is_kept_and_shown(
+    form: dict[str, Any], as_: As, gateway: Gateway, typed: dict[str, str], kept: tuple[float, float], shown: str
+) -> None:
+    response = send(as_, form, **typed)
+    traffic = Endpoint.objects.get().traffic
+    assert (traffic["temperature"], traffic["top_p"]) == kept
+    assert shown in as_("viewer").get(response["location"]).content.decode()
+
+
+def test_an_endpoint_registered_before_traffic_had_a_temperature_is_greedy(endpoint: Endpoint, as_: As) -> None:
+    endpoint.traffic = {k: v for k, v in endpoint.traffic.items() if k not in ("temperature", "top_p")}
+    endpoint.save()
+    assert "The traffic does not say how its requests sample" in as_("viewer").get("/e/chat/").content.decode()
+
+
+@pytest.mark.parametrize(
     ("name", "text", "kind", "lengths"),
     [("code.csv", AZURE, "azure", {48, 31, 110, 60}), ("chat.jsonl", MOONCAKE, "mooncake", set(range(100, 106)))],
 )
@@ -144,6 +168,10 @@ def test_a_trace_has_to_be_chosen(form: dict[str, Any], as_: As) -> None:
         ({"isl_median": "nan", "osl_median": "4"}, "isl_median", "Enter a number."),
         ({"isl_median": "64", "osl_median": "4", "concurrency": "0"}, "concurrency", "greater than or equal to 1"),
         ({"isl_median": "64", "osl_median": "4", "request_rate": "-1"}, "request_rate", "greater than or equal to 0"),
+        ({"isl_median": "64", "osl_median": "4", "temperature": "2.5"}, "temperature", "less than or equal to 2"),
+        ({"isl_median": "64", "osl_median": "4", "temperature": "warm"}, "temperature", "Enter a number."),
+        ({"isl_median": "64", "osl_median": "4", "temperature": "1", "top_p": "0"}, "top_p", "Top_p is 0"),
+        ({"isl_median": "64", "osl_median": "4", "top_p": "0.9"}, "top_p", "does nothing at temperature 0"),
     ],
 )
 def test_figures_that_cannot_be(form: dict[str, Any], as_: As, figures: dict[str, str], field: str, said: str) -> None:
@@ -251,6 +279,7 @@ def test_the_preview_draws_the_traffic_typed_so_far(people: Any, as_: As) -> Non
         response = preview(as_, **form)
         assert len(response.context["charts"]) > 0 and not response.context["errors"]
         assert b"application/json" in response.content
+        assert b"equests" in response.content and b"sample" in response.content, "and how its requests sample"
 
 
 def test_the_preview_says_what_is_missing(people: Any, as_: As) -> None:

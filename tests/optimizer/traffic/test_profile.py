@@ -67,6 +67,43 @@ def test_a_profile_survives_json_and_refuses_what_it_does_not_know() -> None:
             TrafficProfile.from_json(broken)
 
 
+def test_requests_carry_the_profiles_sampling_and_a_seed_of_their_own() -> None:
+    profile = profile_from_form(FORM | {"temperature": 0.7, "top_p": "0.95"})
+    shapes = profile.sample(50, seed=3)
+    assert {(s.temperature, s.top_p) for s in shapes} == {(0.7, 0.95)} and len({s.seed for s in shapes}) == 50
+    assert shapes[0].sampling() == {"temperature": 0.7, "top_p": 0.95, "seed": shapes[0].seed}
+    assert shapes == profile.sample(50, seed=3)
+    greedy = profile.sampled(0.0).sample(50, seed=3)
+    assert greedy[0].sampling() == {"temperature": 0.0}
+    assert [(s.isl, s.osl) for s in greedy] == [(s.isl, s.osl) for s in shapes], "lengths do not depend on it"
+
+
+@pytest.mark.parametrize(
+    ("profile", "says"),
+    [
+        (profile_from_form(FORM), "the traffic does not say how its requests sample: they are greedy, which flatters drafts"),
+        (profile_from_form(FORM).sampled(0), "requests are greedy (temperature 0)"),
+        (profile_from_form(FORM).sampled(0.7, 0.95), "requests sample at temperature 0.7, top-p 0.95"),
+        (presets()["demo"], "requests sample at temperature 0.2, top-p 0.9"),
+        (presets()["demo"].sampled(None, 0.5), "requests sample at temperature 0.2, top-p 0.5"),
+        (presets()["demo"].sampled(0), "requests are greedy (temperature 0)"),
+        (presets()["azure-conv"], "the traffic does not say how its requests sample: they are greedy, which flatters drafts"),
+    ],
+)  # fmt: skip
+def test_a_profile_says_how_its_requests_sample_and_whether_anybody_told(profile, says) -> None:
+    assert profile.sampling_text == says
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "says"),
+    [(2.1, None, "Temperature is 2.1"), (-1, None, "Temperature is -1"), (0.7, 0, "Top_p is 0"), (1, 1.1, "Top_p is 1.1"),
+     (0, 0.9, "does nothing at temperature 0"), (None, 0.9, "does nothing at temperature 0"), (float("nan"), None, "Temperature is nan")],
+)  # fmt: skip
+def test_sampling_that_cannot_be_is_named(temperature, top_p, says) -> None:
+    with pytest.raises(TrafficError, match=says):
+        profile_from_form(FORM).sampled(temperature, top_p)
+
+
 def test_a_trace_gives_rows_of_two_windows_apart_in_time() -> None:
     profile = a_trace()
     search, heldout = (set(profile.rows[w]) for w in ("search", "heldout"))
@@ -154,6 +191,12 @@ def test_traffic_is_named_by_preset_or_file(tmp_path) -> None:
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(TrafficError, match=says):
             load_traffic(str(tmp_path / "bad.json"))
+
+
+def test_traffic_is_read_with_another_sampling_than_its_own() -> None:
+    assert load_traffic("demo", temperature=0.7).sampling_text == "requests sample at temperature 0.7, top-p 0.9"
+    assert load_traffic("azure-code", 8, 1.0, 0.95).temperature == 1.0
+    assert load_traffic("demo").temperature == 0.2
 
 
 def test_the_demo_preset_is_short_chat_of_four_users() -> None:

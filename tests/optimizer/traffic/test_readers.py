@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.traffic.readers import TraceError, parse_trace, read_trace
+from optimizer.traffic.sources import profile_from_trace
 from optimizer.traffic.trace_stats import trace_stats
 from tests.paths import SHARED
 
@@ -89,9 +90,35 @@ def test_rows_out_of_order_are_sorted_and_said() -> None:
     assert [r.at for r in trace.rows] == [0, 9] and trace.notes == ("rows were not in order of arrival: sorted",)
 
 
+def test_a_trace_that_says_how_its_requests_sampled_is_replayed_so() -> None:
+    head, sampled = f"{AZURE},temperature,top_p", f"{ROW},0.7,0.95"
+    profile = profile_from_trace(parse_trace(f"{head}\n{sampled}\n{sampled}", "a.csv"))
+    assert (profile.temperature, profile.top_p) == (0.7, 0.95) and len(profile.notes) == 1, (
+        "nothing to say but the rows"
+    )
+    mixed = profile_from_trace(parse_trace(f"{head}\n{sampled}\n{ROW},,\n{ROW},1.0,", "a.csv"))
+    assert (mixed.temperature, mixed.top_p) == (0.7, 0.95)
+    assert mixed.notes[-1] == ("2 of 3 requests give a temperature, from 0.7 to 1: all are replayed at the median")
+    line = MOONCAKE.replace("}", ', "temperature": 0}')
+    greedy = profile_from_trace(parse_trace(f"{line}\n{line}", "t.jsonl"))
+    assert (greedy.temperature, greedy.top_p) == (0.0, 1.0)
+
+
+def test_a_trace_without_sampling_stays_greedy_and_says_so() -> None:
+    for text in (f"{AZURE}\n{ROW}\n{ROW}", f"{MOONCAKE}\n{MOONCAKE}"):
+        profile = profile_from_trace(parse_trace(text, "t"))
+        assert profile.temperature is None and profile.sample(1, 0)[0].sampling() == {"temperature": 0.0}
+        assert "does not say how its requests sample" in profile.sampling_text
+
+
 @pytest.mark.parametrize(
     ("text", "line", "column", "says"),
     [
+        (f"{AZURE},temperature\n{ROW},0.7\n{ROW},hot", 3, "temperature", "'hot' is not a temperature from 0 to 2"),
+        (f"{AZURE},temperature\n{ROW},3", 2, "temperature", "'3' is not a temperature"),
+        (f"{AZURE},top_p\n{ROW},0", 2, "top_p", "would leave no token"),
+        (f"{AZURE},top_p\n{ROW}", 2, "top_p", "has 3 cells"),
+        (MOONCAKE.replace("}", ', "top_p": true}'), 1, "top_p", "is not a share"),
         (f"{AZURE}\n{ROW}\n2023-11-16 18:17:05,abc,3", 3, "ContextTokens", "'abc' is not a whole number"),
         (f"{AZURE}\n{ROW}\n2023-11-16 18:17:05,7,-3", 3, "GeneratedTokens", "'-3' is negative"),
         (f"{AZURE}\n{ROW}\n2023-11-16 18:17:05,1.5,3", 3, "ContextTokens", "'1.5' is not a whole number"),
