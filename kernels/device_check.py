@@ -75,8 +75,8 @@ def check(report: Report, device: Any, shapes: Any = None) -> None:
     """All parts on `device`; `shapes` is a `check_values.Shapes` (default: Llama-1B's)."""
     import torch
 
-    from kernels.fp8_matmul.triton import CAPABILITY
     from kernels.gpu import check_speed, check_values
+    from kernels.gpu.tunables import CAPABILITY
 
     shapes = shapes or check_values.LLAMA_1B
     gpu = device.type == "cuda"
@@ -88,7 +88,7 @@ def check(report: Report, device: Any, shapes: Any = None) -> None:
         checkpoint = check_speed.Checkpoint(shapes, device)
         report.part("decode", lambda: check_speed.decode(checkpoint, "same", batches, repeats), judge_decode)
         report.part("swap", lambda: check_speed.swap(checkpoint), judge_swap)
-        if not gpu or torch.cuda.get_device_capability(device) >= CAPABILITY:
+        if not gpu or torch.cuda.get_device_capability(device) >= CAPABILITY["fp8"]:
             report.part("fp8", lambda: check_speed.decode(checkpoint, "fp8", batches, repeats), judge_decode)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
@@ -10,6 +11,21 @@ from functools import cache
 from pathlib import Path
 
 DATASHEET = Path(__file__).with_name("hardware.json")
+CUDA_DRIVER = "libcuda.so.1"
+CUDA_MULTIPROCESSORS, CUDA_MAJOR, CUDA_MINOR = 16, 75, 76  # attributes of the driver's interface
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A CUDA device. `memory` in bytes."""
+
+    name: str
+    capability: tuple[int, int]  # compute capability
+    memory: int = 0
+    multiprocessors: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name} (compute capability {self.capability[0]}.{self.capability[1]})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +37,7 @@ class Hardware:
     features: tuple[str, ...]  # CPU flags as the system names them
     memory: int
     cache_bytes: int = 0
+    gpu: Gpu | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +59,28 @@ def detect() -> Hardware:
     fields = cpu_fields()
     flags = (fields.get("flags") or fields.get("Features") or "").split()
     name = fields.get("model name") or platform.processor() or platform.machine()
-    return Hardware(name, usable_cores(), tuple(sorted(flags)), total_memory(), last_level_cache())
+    return Hardware(name, usable_cores(), tuple(sorted(flags)), total_memory(), last_level_cache(), cuda_gpu())
+
+
+def cuda_gpu() -> Gpu | None:
+    """The first CUDA device that this process may use, as the driver tells; None without driver or device."""
+    try:
+        driver = ctypes.CDLL(CUDA_DRIVER)
+    except OSError:
+        return None
+    device, memory, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(256)
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    driver.cuDeviceGetName(name, len(name), device)
+    driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
+
+    def attribute(which: int) -> int:
+        value = ctypes.c_int()
+        driver.cuDeviceGetAttribute(ctypes.byref(value), which, device)
+        return value.value
+
+    capability = attribute(CUDA_MAJOR), attribute(CUDA_MINOR)
+    return Gpu(name.value.decode(), capability, memory.value, attribute(CUDA_MULTIPROCESSORS))
 
 
 def cpu_fields() -> dict[str, str]:

@@ -23,7 +23,7 @@ class Built:
     candidate: Candidate
     artifact: Artifact
     failure: str = ""
-    kind: str = "python"  # settings | python | cpp_cached | cpp_fresh | compile: what a swap to it had to do
+    kind: str = "python"  # settings | python | cpp_cached | cpp_fresh | compile | triton: what a swap to it had to do
 
 
 class Builder:
@@ -62,6 +62,7 @@ class Builder:
             settings=dict(proposal.settings),
             precision=proposal.precision,
             batch_invariant=proposal.batch_invariant,
+            device=proposal.device,
         )
 
     def _source(self, name: str, text: str) -> Path:
@@ -121,7 +122,7 @@ def kinds_off() -> list[str]:
 def _kind(proposal: Proposal, libraries: Mapping[str, Path], fresh: bool) -> str:
     if libraries:
         return "cpp_fresh" if fresh else "cpp_cached"
-    return proposal.mechanism if proposal.mechanism in ("settings", "compile") else "python"
+    return proposal.mechanism if proposal.mechanism in ("settings", "compile", "triton") else "python"
 
 
 def _first_error(log: str) -> str:

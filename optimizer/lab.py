@@ -81,7 +81,7 @@ class Scene:
             ceilings = cached_ceilings(data_dir, threads)
         except CeilingsError as error:
             ceilings = {"missing": str(error)}
-        machine = Machine(threads, tuple(hardware.features), ceilings, has_compiler())
+        machine = Machine(threads, tuple(hardware.features), ceilings, has_compiler(), hardware.gpu)
         text = source_ids(Tokenizer(model).encode)
         return cls(model, model_config, profile, searched, text, ceilings, machine, threads)
 
@@ -110,6 +110,7 @@ class Scene:
             "cpu": detect().name,
             "cores": detect().cores,
             "features": list(self.machine.features),
+            "gpu": str(self.machine.gpu) if self.machine.gpu else None,
             "python": platform.python_version(),
             "torch": importlib.metadata.version("torch"),
             "compiler": compiler_version(path) if path else None,

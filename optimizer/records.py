@@ -42,13 +42,14 @@ class Proposal:
     focus: str  # attention | projections | cache | scheduling
     name: str
     hypothesis: str
-    mechanism: str  # python | cpp | compile | settings
+    mechanism: str  # python | cpp | compile | triton | settings
     files: dict[str, str]
     settings: dict[str, Any] = field(default_factory=dict)
     precision: str = "bfloat16"
     batch_invariant: bool = False
     parent: str = ""  # artifact hash it was derived from
     expected: float = 0.0  # speed over the baseline that its agent expects; 0: not said
+    device: str = "cpu"  # or cuda
 
 
 @dataclass(frozen=True, slots=True)

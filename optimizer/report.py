@@ -27,7 +27,11 @@ from optimizer.traffic.profile import TrafficProfile
 SCHEMA = 1
 COST_FORMULA = "price per hour / 3600 / output tokens per second x 1,000,000"
 SIDES = ("baseline", "winner")
-SWAP_OF = {"cpp": "cpp_cached", "settings": "settings"}  # mechanism -> the kind its hot swap is timed as
+SWAP_OF = {
+    "cpp": "cpp_cached",
+    "settings": "settings",
+    "triton": "triton",
+}  # mechanism -> the kind its hot swap is timed as
 
 
 @dataclass(frozen=True, slots=True)

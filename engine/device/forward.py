@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from engine.contract import DECODE, Batch, KVPool, LoadedModel, Settings, rope_table
-from kernels.fp8_matmul.triton import CAPABILITY
 from kernels.gpu.graphs import DecodeGraphs
 from kernels.gpu.launch import counting, interpreted
 from kernels.gpu.llama import load_model
 from kernels.gpu.step import StepInput, run_step
+from kernels.gpu.tunables import CAPABILITY
 from kernels.kv_copy.triton import copy_blocks, gather_blocks, scatter_blocks
 
 
@@ -111,13 +111,14 @@ class Forward:
 
 
 def device_for(kind: str) -> torch.device:
-    """The GPU, or the CPU under Triton's interpreter. Raises RuntimeError without either, ValueError for fp8 on too old a GPU."""
+    """The GPU, or the CPU under Triton's interpreter. Raises RuntimeError without either, ValueError for too old a GPU."""
     if interpreted():
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise RuntimeError("this candidate needs an NVIDIA GPU (or TRITON_INTERPRET=1 to try it on the CPU)")
-    if kind == "fp8" and torch.cuda.get_device_capability() < CAPABILITY:
-        raise ValueError("fp8 weights need compute capability 9.0 or higher")
+    least = CAPABILITY.get(kind, (0, 0))
+    if torch.cuda.get_device_capability() < least:
+        raise ValueError(f"weights kept as {kind} need compute capability {least[0]}.{least[1]} or higher")
     return torch.device("cuda", torch.cuda.current_device())
 
 

@@ -19,7 +19,6 @@ from kernels.gpu.tiles import grid, matmul_tiles, product, tile_rows
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0  # the largest finite e4m3
-CAPABILITY = (9, 0)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.fp8_matmul import reference as fp8
-from kernels.fp8_matmul.triton import CAPABILITY, fp8_linear, quantise_fp8, quantise_rows
+from kernels.fp8_matmul.triton import fp8_linear, quantise_fp8, quantise_rows
 from kernels.gated_mlp import reference as mlp
 from kernels.gated_mlp.triton import gate_of_both, gated
 from kernels.gpu import tunables
@@ -81,7 +81,9 @@ class Values:
     def checks(self) -> dict[str, Callable[[], tuple[Tensor, Tensor]]]:
         checks = {"rmsnorm_residual": self.norm, "qkv_rope_kv": self.rope, "moe": self.moe, "kv_copy": self.copies}
         checks |= {"paged_decode_attention": self.decode, "prefill_attention": self.prefill}
-        has_fp8 = self.device.type == "cpu" or torch.cuda.get_device_capability(self.device) >= CAPABILITY
+        has_fp8 = (
+            self.device.type == "cpu" or torch.cuda.get_device_capability(self.device) >= tunables.CAPABILITY["fp8"]
+        )
         if has_fp8 and self.device.type == "cuda":  # the interpreter's own rounding to fp8 loses carries
             checks["fp8_rows"] = self.fp8_rows
         for rows in self.shapes.rows:

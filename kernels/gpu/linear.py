@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kernels.fp8_matmul.triton import fp8_linear, quantise_fp8
+from kernels.gpu.tunables import INT4_GROUPS, KINDS
 from kernels.small_m_matmul.triton import matmul
-from kernels.weight_only_matmul.triton import GROUP, int4_linear, int8_linear, quantise_int4, quantise_int8
+from kernels.weight_only_matmul.triton import int4_linear, int8_linear, quantise_int4, quantise_int8
 
-KINDS = ("same", "fp8", "int8", "int4")
 Params = Mapping[str, Mapping[str, int]]  # parameter values by operator
-KERNEL = {"same": "small_m_matmul", "fp8": "fp8_matmul", "int8": "weight_only_matmul", "int4": "weight_only_matmul"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ def quantise(weight: Tensor, kind: str) -> tuple[Tensor, Tensor | None]:
         return weight, None
     if kind == "int4":
         depth = weight.shape[1]
-        return quantise_int4(weight, next((g for g in (GROUP, 64, 32) if depth % g == 0), GROUP))
+        return quantise_int4(weight, next((g for g in INT4_GROUPS if depth % g == 0), INT4_GROUPS[0]))
     if kind not in KINDS:
         raise ValueError(f"weights cannot be {kind!r}: they are one of {', '.join(KINDS)}")
     return quantise_fp8(weight) if kind == "fp8" else quantise_int8(weight)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from kernels.gated_mlp.triton import gate_of_both, gated
-from kernels.gpu.linear import KERNEL, Linear, Params, quantise
+from kernels.gpu.linear import Linear, Params, quantise
 from kernels.gpu.step import Layer, Model
+from kernels.gpu.tunables import KERNEL
 from kernels.moe.triton import experts_mlp, route
 
 Memo = Callable[[str, Callable[[], Any]], Any]
@@ -31,7 +32,7 @@ class Loader:
 
     weights: Mapping[str, Tensor]
     device: torch.device
-    kind: str  # one of linear.KINDS: how the layers' matrices are kept
+    kind: str  # one of tunables.KINDS: how the layers' matrices are kept
     params: Params
     memo: Memo
 

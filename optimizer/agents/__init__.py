@@ -7,13 +7,14 @@ from collections.abc import Collection
 from optimizer.agents.attention import AttentionAgent
 from optimizer.agents.base import Agent, Machine, SearchView, Tried
 from optimizer.agents.cache import CacheAgent
+from optimizer.agents.device import DeviceAgent
 from optimizer.agents.fusion import FusionAgent
 from optimizer.agents.projections import ProjectionsAgent
 from optimizer.agents.scheduling import SchedulingAgent
 from optimizer.config import FOCI
 
 # in the order of what they usually bring: the first asked is the first measured
-KINDS = (ProjectionsAgent, FusionAgent, AttentionAgent, CacheAgent, SchedulingAgent)
+KINDS = (DeviceAgent, ProjectionsAgent, FusionAgent, AttentionAgent, CacheAgent, SchedulingAgent)
 
 
 def make_agents(seed: int = 0, foci: Collection[str] = ()) -> list[Agent]:

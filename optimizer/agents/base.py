@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from kernels.hardware import Gpu
 from optimizer.records import Candidate, Experiment, Post, Proposal
 
 OPERATORS = ("projections", "head", "attention", "cache", "pointwise")
@@ -28,6 +29,7 @@ class Machine:
     features: tuple[str, ...] = ()
     ceilings: Mapping[str, Any] = field(default_factory=dict)
     has_compiler: bool = False
+    gpu: Gpu | None = None
 
 
 @dataclass(frozen=True, slots=True)

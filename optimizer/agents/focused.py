@@ -16,6 +16,7 @@ from typing import Any
 from engine.artifacts import source_hash
 from engine.models.structure import baseline_of
 from kernels import registry
+from kernels.gpu.tunables import CAPABILITY
 from optimizer.agents.base import SearchView
 from optimizer.agents.memory import Memory
 from optimizer.agents.programs.edit import Part, parts
@@ -113,7 +114,7 @@ class FocusAgent:
         if program.precision != "same" and view.tolerance != "quantised":
             return None
         files = program.files(baseline_of(view.config))
-        source = source_hash(files, program.settings)
+        source = source_hash(files, program.manifest_settings)
         if program.precision != "same":  # bits a weight are a constant of the source, and yet another idea
             source += f" in {program.precision}"
         if not same_source and (source in view.tried or source in self.memory.sources or source in self._made.values()):
@@ -127,8 +128,9 @@ class FocusAgent:
             hypothesis=self.hypothesis(program, view),
             mechanism=program.mechanism,
             files=files,
-            settings=program.settings,
+            settings=program.manifest_settings,
             precision=program.precision,
+            device=program.device,
             expected=self.memory.expect(program, view),
             parent=view.incumbent.artifact_hash if view.incumbent and self._derived(program, view) else "",
         )
@@ -147,21 +149,20 @@ class FocusAgent:
 
     def reason(self, name: str, value: Any, program: Program) -> str:
         """Why this parameter or setting."""
-        for kernel in program.kernels:
-            for parameter in registry.load(kernel).params:
-                if parameter.name == name:
+        for op in program.operators:
+            for parameter in op.params:
+                if program.key(op, parameter.name) == name:
                     return f"{name} = {value} instead of {parameter.default}: {parameter.why}."
         return f"{name} = {value}."
 
     def _neighbours(self, program: Program) -> list[Program]:
         changed = []
-        for kernel in program.kernels:
-            op = registry.load(kernel)
-            here = {k: v for k, v in program.parameters.items() if k in op.defaults()}
+        for op in program.operators:
+            here = program.values_of(op)
             for parameter in op.params:
                 for value in parameter.values:
                     if value != op.resolve(here)[parameter.name] and op.allows({**here, parameter.name: value}):
-                        changed.append(program.plus(**{parameter.name: value}))
+                        changed.append(program.plus(**{program.key(op, parameter.name): value}))
         return changed
 
     def _by_worth(self, programs: Iterable[Program], view: SearchView) -> list[Program]:
@@ -193,6 +194,12 @@ class FocusAgent:
     @staticmethod
     def _obstacle(part: Part, view: SearchView) -> str:
         """Why the part cannot run on this machine or model, or ""."""
+        if part.device == "cuda" and view.machine.gpu is None:
+            return "there is no NVIDIA GPU"
+        if part.device == "cuda" and view.machine.gpu.capability < CAPABILITY["same"]:
+            return (
+                f"they need compute capability {'.'.join(map(str, CAPABILITY['same']))} and there is {view.machine.gpu}"
+            )
         if part.mechanism in NEEDS_COMPILER and not view.machine.has_compiler:
             return "there is no C++ compiler (install g++ or set CXX)"
         if part.dtypes and view.dtype not in part.dtypes:
@@ -200,7 +207,7 @@ class FocusAgent:
         own = baseline_of(view.config)
         if own != "llama":
             return (
-                f"they are edits of the Llama baseline and a {view.config.get('model_type')} model has its own ({own})"
+                f"they are made for the Llama baseline and a {view.config.get('model_type')} model has its own ({own})"
             )
         wrong = [field for field in sorted(part.unless) if view.config.get(field)]
         if wrong:

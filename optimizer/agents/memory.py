@@ -11,7 +11,7 @@ from optimizer.agents.programs.program import Program, ProgramError
 from optimizer.records import MEASURED, Candidate, Experiment, State
 
 # what fewer bits a weight are expected to give to what reads weights: less than the bytes saved, as inputs are quantised too
-PRECISION_GAIN = {"same": 1.0, "int8": 1.6, "int4": 2.4}
+PRECISION_GAIN = {"same": 1.0, "fp8": 1.6, "int8": 1.6, "int4": 2.4}
 KEEP = 0.5  # of the surprise of a program falls to each part that is new in it
 
 
@@ -40,7 +40,7 @@ class Memory:
         found = [
             (speed, program.name, program)
             for program, speed in self.speeds.items()
-            if program not in self.failed and (kernels is None or bool(program.kernels) == kernels)
+            if program not in self.failed and (kernels is None or bool(program.operators) == kernels)
         ]
         speed, _, program = max(found, default=(1.0, "", Program()))
         return program if speed > 1.0 else Program()

@@ -27,6 +27,7 @@ def figures(view: SearchView) -> dict[str, str]:
         "prefill_time": f"{view.prefill_share:.0%}",
         "decode_time": f"{1 - view.prefill_share:.0%}",
         "stream": stream(view),
+        "gpu": str(view.machine.gpu or "a GPU"),
     }
 
 

@@ -20,7 +20,7 @@ REACH: Mapping[str, tuple[str, ...]] = {
     "scheduling": (),
 }
 # share of the distance to the floor that a mechanism usually covers, before anything was measured
-COVERS: Mapping[str, float] = {"python": 0.25, "compile": 0.35, "cpp": 0.6, "settings": 0.0}
+COVERS: Mapping[str, float] = {"python": 0.25, "compile": 0.35, "cpp": 0.6, "triton": 0.6, "settings": 0.0}
 PRIOR_SD, NOISE_SD = 0.25, 0.12  # of log ratios
 Z80 = 1.2816
 
@@ -63,7 +63,7 @@ class CostModel:
         """Log ratio foreseen before anything was measured: the author's, within the bound, or the mechanism's usual."""
         if expected > 0:
             return math.log(min(expected, self.bound(tuple(self._all()))))
-        reach = tuple(self._all()) if combines or mechanism in ("cpp", "compile") else REACH.get(focus, ())
+        reach = tuple(self._all()) if combines or mechanism in ("cpp", "compile", "triton") else REACH.get(focus, ())
         return math.log(self.bound(reach, COVERS.get(mechanism, 0.25)))
 
     def bound(self, operators: tuple[str, ...], covers: float = 1.0) -> float:

@@ -15,13 +15,17 @@ from engine.models.config import ModelConfig
 from engine.models.layout import expected_shapes
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-WEIGHT_BYTES = {"int8": 1.0, "int4": 0.5}  # of a candidate's declared precision, where it is not the endpoint's
+WEIGHT_BYTES = {
+    "fp8": 1.0,
+    "int8": 1.0,
+    "int4": 0.5,
+}  # of a candidate's declared precision, where it is not the endpoint's
 DEFAULTS = {"read_gbs": 10.0, "copy_gbs": 6.0, "gemm_bf16_flops": 5e10, "gemm_f32_flops": 5e10}
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Rates in bytes and operations a second."""
+    """Rates in bytes and operations a second: the best that any processor of the machine gives, its GPU included."""
 
     read: float
     copy: float
@@ -31,7 +35,10 @@ class Ceilings:
     @classmethod
     def of(cls, found: Mapping[str, Any], dtype: str) -> Ceilings:
         gemm_name = "gemm_f32_flops" if dtype == "float32" else "gemm_bf16_flops"
-        values = {name: _best(found.get(name)) for name in ("read_gbs", "copy_gbs", gemm_name)}
+        values = {
+            name: max(_best(found.get(name)), _best(found.get(f"cuda_{name}")))
+            for name in ("read_gbs", "copy_gbs", gemm_name)
+        }
         measured = all(values.values())
         get = {name: value or DEFAULTS[name] for name, value in values.items()}
         return cls(get["read_gbs"] * 1e9, get["copy_gbs"] * 1e9, get[gemm_name], measured)

@@ -35,6 +35,7 @@ def hardware() -> dict[str, Any]:
         "cores": found.cores,
         "features": list(found.features),
         "memory_gb": round(found.memory / 1e9, 1),
+        "gpu": str(found.gpu) if found.gpu else "",
     }
 
 

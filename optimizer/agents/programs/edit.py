@@ -10,7 +10,8 @@ and what it becomes, so a program differs from the baseline by its parts and by 
     >>>>
 
 A hunk whose new text keeps the old one inserts, and several parts may insert at one place. A hunk without old text
-replaces the whole source. `drops` names functions and classes that nothing calls any more.
+replaces the whole source; a part with `source` has no hunks and replaces it with that file of `engine/`. `drops` names
+functions and classes that nothing calls any more.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+import engine
+
+ENGINE = Path(engine.__file__).resolve().parent
 FOLDER = Path(__file__).resolve().parent / "parts"
 HUNK = re.compile(r"^<<<<\n(.*?)^====\n(.*?)^>>>>\n", re.S | re.M)
 
@@ -50,6 +54,7 @@ class Part:
     drops: frozenset[str] = frozenset()
     dtypes: frozenset[str] = frozenset()  # served dtypes it works in; empty: all
     unless: frozenset[str] = frozenset()  # fields of the model's config that it cannot serve when they are set
+    device: str = "cpu"  # or cuda: where it computes
 
 
 def parse(name: str, text: str) -> Part:
@@ -57,12 +62,14 @@ def parse(name: str, text: str) -> Part:
     head, mark, body = text.partition("<<<<\n")
     fields = dict(line.split(": ", 1) for line in re.sub(r"\n +", " ", head).strip().splitlines())
     hunks = tuple((m[1][:-1], m[2][:-1]) for m in HUNK.finditer(mark + body))
+    if "source" in fields:
+        hunks = (("", (ENGINE / fields["source"]).read_text()[:-1]),)
     missing = {"title", "focus", "slots", "why"} - fields.keys()
     if missing or not hunks:
         raise EditError(f"part {name} lacks {', '.join(sorted(missing)) or 'hunks'}")
     gains = {k: float(v) for k, v in (pair.split("=") for pair in fields.get("gains", "").split())}
     sets = {key: frozenset(fields.get(key, "").split()) for key in ("slots", "needs", "drops", "dtypes", "unless")}
-    texts = {key: fields[key] for key in ("title", "focus", "why", "mechanism", "kernel") if key in fields}
+    texts = {key: fields[key] for key in ("title", "focus", "why", "mechanism", "kernel", "device") if key in fields}
     return Part(name=name, hunks=hunks, gains=gains, **texts, **sets)
 
 

@@ -2,6 +2,7 @@
 
     packed_linear + fused_qkv
     whole_step (PM_SPIN=1000, policy=prefill_first)
+    triton (paged_decode_attention.SPLITS=4, weights=fp8)
 
 so that whoever reads a candidate's name (a person, or an agent after a resume) knows the program.
 """
@@ -13,18 +14,17 @@ import re
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import engine
 from engine.artifacts import baseline_files
 from kernels import registry
-from optimizer.agents.programs.edit import Part, parts, put_in
+from kernels.gpu import tunables
+from optimizer.agents.programs.edit import ENGINE, Part, parts, put_in
 
-BASELINE = Path(engine.__file__).parent / "baseline" / "forward.py"  # the source that parts edit: Llama's
+BASELINE = ENGINE / "baseline" / "forward.py"  # the source that parts edit: Llama's
 IMPORTS = "import torch\n"
-LOWER = ("same", "int8", "int4")  # precisions, each lower than the one before
-KERNEL_PARAMETER = re.compile(r"PM_[A-Z0-9_]+")
+LOWER = ("same", "fp8", "int8", "int4")  # precisions, each lower than the one before
+PARAMETER = re.compile(r"(?:PM_|(\w+)\.)[A-Z0-9_]+")  # a macro of C++ sources; a key of one Triton operator's values
 
 
 class ProgramError(ValueError):
@@ -74,23 +74,48 @@ class Program:
         return [p.kernel for p in self.chosen if p.kernel]
 
     @property
+    def device(self) -> str:
+        return "cuda" if any(p.device == "cuda" for p in self.chosen) else "cpu"
+
+    @property
+    def operators(self) -> list[registry.Op]:
+        """Those whose parameters it may set."""
+        if self.device == "cuda":
+            return [registry.load(name, "triton") for name in tunables.in_step(self.weights)]
+        return [registry.load(name) for name in self.kernels]
+
+    @property
+    def weights(self) -> str:
+        """How a program for a GPU keeps the layers' matrices, one of `tunables.KINDS`."""
+        return self.settings.get("weights", "same")
+
+    @property
     def settings(self) -> dict[str, Any]:
-        return {k: v for k, v in self.values if not KERNEL_PARAMETER.fullmatch(k)}
+        """What is no operator's parameter: names and plain values."""
+        return {k: v for k, v in self.values if not PARAMETER.fullmatch(k)}
 
     @property
     def parameters(self) -> dict[str, int]:
-        return {k: v for k, v in self.values if KERNEL_PARAMETER.fullmatch(k)}
+        return {k: v for k, v in self.values if PARAMETER.fullmatch(k)}
+
+    @property
+    def manifest_settings(self) -> dict[str, Any]:
+        """The settings that its manifest carries. C++ parameters stand in the source; Triton's come with the settings."""
+        if self.device == "cpu":
+            return self.settings
+        chosen = {op.name: values for op in self.operators if (values := self.values_of(op))}
+        return self.settings | ({"triton": chosen} if chosen else {})
 
     @property
     def precision(self) -> str:
-        """`same` as the endpoint's, or the lowest that a kernel's parameters ask for."""
-        found = (registry.load(kernel).precision(self._parameters_of(kernel)) for kernel in self.kernels)
-        return max(found, key=lambda name: LOWER.index(name), default="same")
+        """`same` as the endpoint's, or the lowest that its settings or an operator's parameters ask for."""
+        found = [op.precision(self.values_of(op)) for op in self.operators]
+        return max([*found, self.weights], key=LOWER.index)
 
     @property
     def mechanism(self) -> str:
         kinds = {p.mechanism for p in self.chosen}
-        return next((kind for kind in ("cpp", "compile", "python") if kind in kinds), "settings")
+        return next((kind for kind in ("triton", "cpp", "compile", "python") if kind in kinds), "settings")
 
     def fits(self, *names: str) -> bool:
         """Whether these parts can be put in beside those that are there."""
@@ -112,18 +137,36 @@ class Program:
             if self.parts:
                 raise ProgramError(f"{self.name} edits the Llama baseline, not the {baseline} one")
             return baseline_files(baseline)
-        sources = {f"{name}.cpp": registry.instantiate(name, self._parameters_of(name)) for name in self.kernels}
+        if self.device == "cuda":
+            self._check_parameters()
+            return {"forward.py": self.forward()}
+        sources = {f"{op.name}.cpp": registry.instantiate(op, self.values_of(op)) for op in self.operators}
         return {"forward.py": self.forward(), **sources}
 
     def forward(self) -> str:
         text = put_in(BASELINE.read_text(), self.chosen)
-        for kernel in self.kernels:
-            text = paste(text, registry.load(kernel).glue_text)
+        if self.device == "cuda":
+            return text  # a program of its own, which says itself what it is
+        for op in self.operators:
+            text = paste(text, op.glue_text)
         return introduce(text, self.chosen)
 
-    def _parameters_of(self, kernel: str) -> dict[str, int]:
-        known = registry.load(kernel).defaults()
-        return {k: v for k, v in self.parameters.items() if k in known}
+    def key(self, op: registry.Op, parameter: str) -> str:
+        """The name in `values` of an operator's parameter. Triton operators share names, so theirs begin with the operator."""
+        return f"{op.name}.{parameter}" if self.device == "cuda" else parameter
+
+    def values_of(self, op: registry.Op) -> dict[str, int]:
+        """The operator's parameters that this program sets."""
+        set_here = self.parameters
+        return {p.name: set_here[key] for p in op.params if (key := self.key(op, p.name)) in set_here}
+
+    def _check_parameters(self) -> None:
+        """Raises registry.ParameterError for a value, ProgramError for a parameter that no launch of the step reads."""
+        read = {self.key(op, name) for op in self.operators for name in op.resolve(self.values_of(op))}
+        if unread := sorted(set(self.parameters) - read):
+            raise ProgramError(
+                f"{self.name}: {unread[0]} is not a parameter of a step with weights kept as {self.weights}"
+            )
 
 
 def with_needs(names: Iterable[str]) -> list[Part]:

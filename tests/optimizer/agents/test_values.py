@@ -26,7 +26,8 @@ TOGETHER = [
     Program.parse("whole_step (PM_WEIGHT_BITS=8)"),
 ]
 QUANTISED_KL = 0.01  # what a declared lower precision may cost
-RUNNABLE = [p for p in [*IDEAS, *TOGETHER] if p.mechanism != "compile" and (p.mechanism != "cpp" or has_compiler())]
+LEFT_OUT = {"compile", "triton", *(() if has_compiler() else ("cpp",))}  # tests/kernels/gpu runs what needs Triton
+RUNNABLE = [p for p in [*IDEAS, *TOGETHER] if p.mechanism not in LEFT_OUT]
 FLOAT32 = [p for p in RUNNABLE if all(not part.dtypes or "float32" in part.dtypes for part in p.chosen)]
 
 
