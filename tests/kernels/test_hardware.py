@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,56 @@ def test_it_describes_this_machine() -> None:
     found = hardware.detect()
     assert found.name and found.cores >= 1 and found.memory > 1 << 28
     assert list(found.features) == sorted(found.features)
+
+
+DRIVER = """
+int cuInit(unsigned flags) { return FAILS; }
+int cuDeviceGet(int *device, int ordinal) { *device = 7 + ordinal; return COUNT > ordinal ? 0 : 101; }
+int cuDeviceGetName(char *name, int length, int device) {
+  const char *told = device == 7 ? "NVIDIA H200" : "another";
+  int i = 0;
+  for (; told[i] && i < length - 1; i++) name[i] = told[i];
+  name[i] = 0;
+  return 0;
+}
+int cuDeviceTotalMem_v2(unsigned long *bytes, int device) { *bytes = 150754820096ul; return 0; }
+int cuDeviceGetAttribute(int *value, int which, int device) {
+  *value = which == 75 ? 9 : which == 76 ? 0 : which == 16 ? 132 : -1;
+  return 0;
+}
+"""
+
+
+def driver(folder: Path, **macros: int) -> str:
+    """A shared library with the CUDA driver's interface."""
+    path = build.compiler()
+    if path is None:
+        pytest.skip("no C++ compiler")
+    defines = [f"-D{name}={value}" for name, value in macros.items()]
+    source, library = folder / "driver.c", folder / f"driver-{'-'.join(map(str, macros.values()))}.so"
+    source.write_text(DRIVER)
+    subprocess.run([path, "-x", "c", "-shared", "-fPIC", *defines, "-o", str(library), str(source)], check=True)
+    return str(library)
+
+
+def test_a_gpu_is_known_by_what_its_driver_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "CUDA_DRIVER", driver(tmp_path, FAILS=0, COUNT=1))
+    found = hardware.cuda_gpu()
+    assert found == hardware.Gpu("NVIDIA H200", (9, 0), 150754820096, 132)
+    assert str(found) == "NVIDIA H200 (compute capability 9.0)"
+
+
+@pytest.mark.parametrize("macros", [{"FAILS": 100, "COUNT": 1}, {"FAILS": 0, "COUNT": 0}])
+def test_a_driver_without_a_device_is_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, macros: dict[str, int]
+) -> None:
+    monkeypatch.setattr(hardware, "CUDA_DRIVER", driver(tmp_path, **macros))
+    assert hardware.cuda_gpu() is None
+
+
+def test_a_machine_without_the_driver_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "CUDA_DRIVER", "libno-such-driver.so.1")
+    assert hardware.cuda_gpu() is None
 
 
 def test_datasheets_are_labelled_as_such() -> None:

@@ -14,6 +14,7 @@ from django.db import connections
 from django.http import HttpResponse
 from django.test import AsyncClient, Client
 
+from kernels.hardware import Gpu, Hardware
 from polymorph_web.accounts.models import Organisation, User
 from polymorph_web.audit.models import Entry
 from polymorph_web.endpoints.models import Endpoint
@@ -105,6 +106,15 @@ def test_how_requests_sample_is_kept_and_shown(
     traffic = Endpoint.objects.get().traffic
     assert (traffic["temperature"], traffic["top_p"]) == kept
     assert shown in as_("viewer").get(response["location"]).content.decode()
+
+
+def test_a_gpu_is_named_where_one_is_found(form: dict[str, Any], as_: As, gateway: Gateway, monkeypatch: Any) -> None:
+    found = Hardware("a CPU", 16, (), 128 << 30, gpu=Gpu("NVIDIA H200", (9, 0), 141 << 30))
+    monkeypatch.setattr("polymorph_web.endpoints.services.detect", lambda: found)
+    assert b"NVIDIA H200 (compute capability 9.0)" in as_("member").get("/endpoints/new/").content
+    page = as_("viewer").get(send(as_, form)["location"]).content
+    assert Endpoint.objects.get().hardware["gpu"] == "NVIDIA H200 (compute capability 9.0)"
+    assert b"NVIDIA H200" in page and b"a CPU" not in page
 
 
 def test_an_endpoint_registered_before_traffic_had_a_temperature_is_greedy(endpoint: Endpoint, as_: As) -> None:
