@@ -2,10 +2,10 @@
 
 Both servers stay up; the idle one uses no processor time. A pair is two windows, one on each side, of the same
 request shapes with content of their own, drawn with the same seeds; every answer has the length asked for, so a pair is
-equal work and its throughputs can be divided. The held-out windows have the profile's own lengths. Stable traffic (every request of the
-median shape), the burst (twice as many prompts at once) and the other concurrencies use the median shape, scaled down
-alike to fit the time left; the result says by how much. Nothing is dropped: a window with a failed or short answer ends
-the measurement with the reason.
+equal work and its throughputs can be divided. The held-out windows have the profile's own lengths. Stable traffic (every
+request of the median shape), the burst (twice as many prompts at once) and the other concurrencies use the median shape,
+scaled down alike to fit the time left; the result says by how much. Nothing is dropped: a window with a failed or short
+answer ends the measurement with the reason.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class TrafficProfile:
         """This profile with these in place of its own; None keeps its own."""
         changes = {"temperature": temperature, "top_p": top_p}
         if temperature == 0:
-            changes["top_p"] = top_p or 1.0
+            changes["top_p"] = 1.0 if top_p is None else top_p
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
     @property

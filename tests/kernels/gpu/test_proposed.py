@@ -19,6 +19,7 @@ from engine.models.config import read_config
 from kernels.gpu import tunables
 from optimizer.agents.device import DeviceAgent
 from optimizer.builder import Builder, Built
+from optimizer.export.finish import cleaned
 from optimizer.records import Proposal
 from tests.conftest import write_tiny_model
 from tests.kernels.gpu.test_device_step import SAME
@@ -133,3 +134,15 @@ def test_a_program_without_graphs_is_proposed_and_loads(host: Host, proposals: l
     proposal = named(proposals, lambda p: p.settings == {"graphs": 0})
     got, _ = answered(host, Builder(tmp_path).build(few_pieces(proposal)))
     assert distance(got, answered(host, None)[0]) < DISTANCE["same"]
+
+
+def test_its_cleaned_source_computes_the_same_through_the_same_kernels(
+    host: Host, proposals: list[Proposal], tmp_path: Path
+) -> None:
+    """What a finalist is verified and given away as."""
+    proposal = few_pieces(named(proposals, lambda p: p.name == "triton"))
+    cleaned_one = replace(proposal, files=cleaned(proposal.files))
+    assert cleaned_one.files != proposal.files
+    logits, dispatch = answered(host, Builder(tmp_path).build(proposal))
+    again, same = answered(host, Builder(tmp_path).build(cleaned_one))
+    assert np.array_equal(logits, again) and dispatch == same

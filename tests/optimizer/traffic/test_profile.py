@@ -97,7 +97,8 @@ def test_a_profile_says_how_its_requests_sample_and_whether_anybody_told(profile
 @pytest.mark.parametrize(
     ("temperature", "top_p", "says"),
     [(2.1, None, "Temperature is 2.1"), (-1, None, "Temperature is -1"), (0.7, 0, "Top_p is 0"), (1, 1.1, "Top_p is 1.1"),
-     (0, 0.9, "does nothing at temperature 0"), (None, 0.9, "does nothing at temperature 0"), (float("nan"), None, "Temperature is nan")],
+     (0, 0.9, "does nothing at temperature 0"), (0, 0, "Top_p is 0"),
+     (None, 0.9, "does nothing at temperature 0"), (float("nan"), None, "Temperature is nan")],
 )  # fmt: skip
 def test_sampling_that_cannot_be_is_named(temperature, top_p, says) -> None:
     with pytest.raises(TrafficError, match=says):
