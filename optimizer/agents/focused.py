@@ -194,12 +194,11 @@ class FocusAgent:
     @staticmethod
     def _obstacle(part: Part, view: SearchView) -> str:
         """Why the part cannot run on this machine or model, or ""."""
-        if part.device == "cuda" and view.machine.gpu is None:
+        gpu, least = view.machine.gpu, CAPABILITY["same"]
+        if part.device == "cuda" and gpu is None:
             return "there is no NVIDIA GPU"
-        if part.device == "cuda" and view.machine.gpu.capability < CAPABILITY["same"]:
-            return (
-                f"they need compute capability {'.'.join(map(str, CAPABILITY['same']))} and there is {view.machine.gpu}"
-            )
+        if part.device == "cuda" and gpu is not None and gpu.capability < least:
+            return f"they need compute capability {least[0]}.{least[1]} and there is {gpu}"
         if part.mechanism in NEEDS_COMPILER and not view.machine.has_compiler:
             return "there is no C++ compiler (install g++ or set CXX)"
         if part.dtypes and view.dtype not in part.dtypes:

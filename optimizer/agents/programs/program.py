@@ -24,7 +24,7 @@ from optimizer.agents.programs.edit import ENGINE, Part, parts, put_in
 BASELINE = ENGINE / "baseline" / "forward.py"  # the source that parts edit: Llama's
 IMPORTS = "import torch\n"
 LOWER = ("same", "fp8", "int8", "int4")  # precisions, each lower than the one before
-PARAMETER = re.compile(r"(?:PM_|(\w+)\.)[A-Z0-9_]+")  # a macro of C++ sources; a key of one Triton operator's values
+PARAMETER = re.compile(r"(?:PM_|\w+\.)[A-Z0-9_]+")  # a macro of C++ sources; a key of one Triton operator's values
 
 
 class ProgramError(ValueError):
