@@ -30,7 +30,11 @@ def traffic(tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("mode", [[], ["--chat"], ["--rate", "50"], ["--tokenizer", "{model}"]], ids=str)
+@pytest.mark.parametrize(
+    "mode",
+    [[], ["--chat"], ["--rate", "50"], ["--tokenizer", "{model}"], ["--temperature", "0.7", "--top-p", "0.95"]],
+    ids=str,
+)
 def test_it_measures_a_server(server: Server, traffic: str, tiny_model: Path, tmp_path: Path, mode: list[str]) -> None:
     out = tmp_path / "figures.json"
     more = [m.format(model=tiny_model) for m in mode]
