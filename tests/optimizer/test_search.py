@@ -21,8 +21,9 @@ from engine.models.config import ModelConfig
 from kernels.build import has_compiler
 from optimizer import search as search_module
 from optimizer.config import RunConfig
+from optimizer.export.finish import FINISHER, cleaned
 from optimizer.file_store import FileStore, worker_name
-from optimizer.records import MEASURED, Experiment, State
+from optimizer.records import MEASURED, Candidate, Experiment, State
 from optimizer.search import Search
 from optimizer.store import RunState
 from optimizer.verify import controls, integrity
@@ -46,9 +47,14 @@ class Ended:
     state: RunState
     events: list[dict[str, Any]]
 
+    @property
+    def proposed(self) -> list[Candidate]:
+        """Without the finalists' cleaned sources."""
+        return [c for c in self.state.candidates if c.agent != FINISHER]
+
     def of(self, name: str) -> dict[int, Experiment]:
         """The candidate's experiments by tier."""
-        (digest,) = {c.artifact_hash for c in self.state.candidates if c.name == name}
+        (digest,) = {c.artifact_hash for c in self.proposed if c.name == name}
         return {e.tier: e for e in self.state.experiments if e.artifact_hash == digest}
 
     def kinds(self, kind: str) -> list[dict[str, Any]]:
@@ -88,7 +94,9 @@ def test_a_better_program_is_kept_at_both_tiers_and_wins(ended: Ended) -> None:
     assert all(e.checks_passed and e.samples and not e.failure for e in found.values())
     assert [p["name"] for p in ended.kinds("incumbent")] == ["good"]
     assert ended.report["outcome"] == "succeeded", ended.report["reason"]
-    assert ended.report["winner"]["name"] == "good" and ended.report["winner"]["files"] == {"forward.py": BASELINE}
+    assert ended.report["winner"]["name"] == "good" and ended.report["winner"]["files"] == cleaned(
+        {"forward.py": BASELINE}
+    )
     speedup = ended.report["speedup"]
     assert speedup["ci_high"] >= speedup["ratio"] >= speedup["ci_low"] > 1
     assert {c["verdict"] for c in ended.report["verification"]} == {"pass"}
@@ -132,11 +140,18 @@ def test_counts_keep_failures_apart_from_what_was_measured(ended: Ended) -> None
 
 def test_every_candidate_has_its_proposal_its_estimate_or_failure_and_a_post(ended: Ended) -> None:
     names = {p.name for p in CANDIDATES}
-    assert {p.name for p in ended.state.proposals} == names == {c.name for c in ended.state.candidates}
+    assert {p.name for p in ended.state.proposals} == names == {c.name for c in ended.proposed}
     estimated = {e.artifact_hash for e in ended.state.estimates}
-    assert {c.name for c in ended.state.candidates if c.artifact_hash not in estimated} == {"broken"}
+    assert {c.name for c in ended.proposed if c.artifact_hash not in estimated} == {"broken"}
     posted = {p.artifact_hash for p in ended.state.posts if p.kind != "claim"}
-    assert posted == {c.artifact_hash for c in ended.state.candidates}
+    assert posted == {c.artifact_hash for c in ended.proposed}
+
+
+def test_the_winner_is_its_cleaned_source_and_its_parent_was_measured(ended: Ended) -> None:
+    (final,) = (c for c in ended.state.candidates if c.agent == FINISHER)
+    assert ended.report["winner"]["artifact_hash"] == final.artifact_hash
+    assert {e.artifact_hash for e in ended.of("good").values()} == {final.parent}
+    assert {c.artifact_hash for c in ended.state.checks} == {final.artifact_hash}
 
 
 def test_events_have_no_gap_and_phases_their_order(ended: Ended) -> None:
