@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from optimizer.agents.llm.settings import UNPRICED, LlmSettings
 from optimizer.builder import kinds_off
 from optimizer.config import ConfigError, RunConfig, parse_duration
 from optimizer.file_store import FileStore, worker_name
@@ -88,9 +89,23 @@ def _new(store: FileStore, options: argparse.Namespace) -> RunConfig:
         slo={k: v for k, v in (("ttft_s", options.ttft), ("tpot_s", options.tpot)) if v},
         max_memory_bytes=round(options.max_memory_gb * 1e9),
         foci=tuple(f for f in options.foci.split(",") if f),
+        llm=_llm(options),
     )
     store.create(config.run_id, config.to_json())
     return config
+
+
+def _llm(options: argparse.Namespace) -> dict[str, Any]:
+    """What the run keeps of its language model: everything but the key."""
+    chosen = {"model": options.llm_model, "base_url": options.llm_base_url, "max_usd": options.llm_max_usd}
+    settings = LlmSettings.read(os.environ, chosen)
+    if settings is None:
+        if options.llm_base_url or options.llm_max_usd:
+            raise ConfigError("No language model is named: add --llm-model, or set POLYMORPH_LLM_MODEL.")
+        return {}
+    if options.llm_max_usd and not settings.priced:
+        raise ConfigError(UNPRICED)
+    return {name: getattr(settings, name) for name in ("model", "base_url", "max_usd", "max_tokens")}
 
 
 def _resumed(store: FileStore, options: argparse.Namespace) -> RunConfig:
@@ -154,6 +169,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--tpot", type=float, default=0.0, help="SLO: seconds for each further token; 0: no limit")
     add("--max-memory-gb", type=float, default=0.0, help="that a served version may keep resident; 0: no limit")
     add("--price-per-hour", type=float, default=0.0, help="of this machine, in USD: adds cost per million tokens")
+    add("--llm-model", metavar="NAME", default="", help="asks this language model too; POLYMORPH_LLM_MODEL by default")
+    add("--llm-base-url", metavar="URL", default="", help="of its OpenAI-compatible API; its key: POLYMORPH_LLM_API_KEY")
+    add("--llm-max-usd", metavar="USD", type=float, default=0.0, help="that the model may cost in this run")
     return parser
 
 

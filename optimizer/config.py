@@ -14,6 +14,7 @@ FOCI = ("attention", "projections", "cache", "scheduling")
 TOLERANCES = ("exact", "near", "quantised")
 DTYPES = ("bfloat16", "float16", "float32")
 MIN_BUDGET_S, MAX_BUDGET_S = 5.0, 7 * 24 * 3600.0
+LLM = {"model": str, "base_url": str, "max_usd": float, "max_tokens": int}  # of a run; the key is the environment's
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 
 
@@ -58,6 +59,7 @@ class RunConfig:
     foci: tuple[str, ...] = ()  # empty: all
     max_kv_bytes: int = 512 << 20
     max_memory_bytes: int = 0  # that a served version may keep resident; 0: no limit
+    llm: dict[str, Any] = field(default_factory=dict)  # see LLM; empty: no language model is asked
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "foci", tuple(self.foci))
@@ -100,6 +102,14 @@ class RunConfig:
                 set(self.slo) <= {"ttft_s", "tpot_s"} and all(v > 0 for v in self.slo.values()),
                 "slo takes ttft_s and tpot_s, in seconds, both positive.",
             ),
+            (
+                set(self.llm) <= set(LLM),
+                f"llm takes {', '.join(LLM)} and nothing else; the key comes from the environment.",
+            ),
+            (
+                all(isinstance(v, str) if LLM[k] is str else _positive(v) for k, v in self.llm.items() if k in LLM),
+                "llm: model and base_url are texts, max_usd and max_tokens positive numbers.",
+            ),
         )
         for ok, message in checks:
             if not ok:
@@ -129,6 +139,10 @@ class RunConfig:
         if missing:
             raise ConfigError(f"a run's configuration lacks {missing[0]!r}.")
         return cls(**data)
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
 @dataclass(frozen=True, slots=True)

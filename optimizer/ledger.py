@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -51,6 +51,7 @@ class Ledger:
         self.experiments = {e.id: e for e in self.state.experiments}
         self.estimates = {e.artifact_hash: e for e in self.state.estimates}
         self.verified: dict[str, bool] = {}
+        self.usage = last_usage(store, config.run_id) if lease.attempt > 1 else {}  # agent -> its `llm_usage`
         self.lost: dict[str, float] = defaultdict(float)
         self.swaps: dict[str, float] = {}  # by kind, the latest
         self.device_s = 0.0  # spent timing candidates, this attempt
@@ -80,6 +81,11 @@ class Ledger:
             raise LeaseLost(f"run {self.config.run_id} was taken over by another worker")
         if self._cancelled:
             raise Cancelled
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `check` would raise."""
+        return self._cancelled or self._lease_lost
 
     def enter(self, phase: str, message: str) -> None:
         self.check()
@@ -134,6 +140,11 @@ class Ledger:
         for check in checks:
             self.event("check", to_json(check))
 
+    def llm_usage(self, totals: dict[str, Any]) -> None:
+        """What an agent's language model took so far, earlier attempts included: `totals["agent"]` names the agent."""
+        self.usage[totals["agent"]] = totals
+        self.event("llm_usage", totals)
+
     def verdict(self, artifact_hash: str, passed: bool) -> None:
         self.verified[artifact_hash] = passed
 
@@ -175,6 +186,28 @@ class Ledger:
             "foci": len({c.focus for c in measured}),
             "mechanisms": len({c.mechanism for c in measured}),
         }
+
+    def by_agent(self) -> list[dict[str, Any]]:
+        """What became of each agent's proposals, and what its language model took (`llm`, None for agents without one).
+
+        `kept` are candidates that were faster for certain on the whole model.
+        """
+        proposed = Counter(p.agent for p in self.proposals.values())
+        states: dict[str, set[tuple[str, State, int]]] = defaultdict(set)
+        for e in self.experiments.values():
+            if e.artifact_hash in self.candidates:
+                states[self.candidates[e.artifact_hash].agent].add((e.artifact_hash, e.state, e.tier))
+        return [
+            {
+                "agent": agent,
+                "proposals": proposed[agent],
+                "measured": len({h for h, state, _ in states[agent] if state in MEASURED}),
+                "kept": len({h for h, state, tier in states[agent] if state is State.KEEP and tier >= 2}),
+                "failed": len({h for h, state, _ in states[agent] if state is State.FAILED}),
+                "llm": {k: v for k, v in self.usage[agent].items() if k != "agent"} if agent in self.usage else None,
+            }
+            for agent in sorted({*proposed, *self.usage})
+        ]
 
     def per_hour(self) -> dict[str, float]:
         hours = max(self.elapsed(), 1.0) / 3600
@@ -221,6 +254,16 @@ class Ledger:
             finally:
                 if between:
                     self.quiet.release()
+
+
+def last_usage(store: RunStore, run_id: str) -> dict[str, dict[str, Any]]:
+    """Agent -> its last `llm_usage` event, of all attempts."""
+    found: dict[str, dict[str, Any]] = {}
+    after = 0
+    while events := store.events(run_id, after):
+        found |= {e["payload"]["agent"]: e["payload"] for e in events if e["kind"] == "llm_usage"}
+        after = events[-1]["seq"]
+    return found
 
 
 def passed(checks: list[Check]) -> bool:

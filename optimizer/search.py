@@ -12,8 +12,8 @@ from typing import Any
 from engine.artifacts import Artifact, ArtifactError, ArtifactStore
 from engine.client import HostFailure
 from engine.models.errors import ModelError
-from optimizer.agents import limits, make_agents
-from optimizer.agents.base import Agent, SearchView, Tried
+from optimizer.agents import limits, make_agents, seat
+from optimizer.agents.base import Agent, Desk, SearchView, Tried
 from optimizer.board import Board
 from optimizer.builder import Builder, Built, describe
 from optimizer.config import Budget, ConfigError, RunConfig
@@ -48,7 +48,7 @@ class Search:
         self, config: RunConfig, store: RunStore, on_event: OnEvent | None = None, agents: list[Agent] | None = None
     ) -> None:
         self.config, self.store, self.on_event = config, store, on_event
-        self.agents = make_agents(config.seed, config.foci) if agents is None else agents
+        self.agents = make_agents(config.seed, config.foci, config.llm) if agents is None else agents
         self.budget = Budget(config.budget_s)
 
     def run(self, lease: Lease) -> dict[str, Any] | None:
@@ -110,6 +110,7 @@ class Session:
         self.incumbent: Tried | None = None
         self.tier_one_best = 1.0
         self.cut_short: list[Experiment] = []  # an earlier attempt ended before it judged these
+        seat(self.agents, Desk(self.board.post, ledger.log, ledger.llm_usage, dict(ledger.usage), self.over))
 
     def search(self) -> None:
         if not self.ledger.state.elapsed_s:  # a resumed run has had that time
@@ -323,6 +324,10 @@ class Session:
         """By mechanism the last candidate that was measured: what a swap to its kind is timed with."""
         measured = [t.candidate for t in self.tried if t.experiment.state in MEASURED]
         return {c.mechanism: self.ledger.proposals[c.proposal_id] for c in measured}
+
+    def over(self) -> bool:
+        """Whether an agent that thinks is to stop."""
+        return self.ledger.stopping or self.time_left() <= 0.0
 
     def time_left(self) -> float:
         return self.budget.search_end_s - self.ledger.elapsed()

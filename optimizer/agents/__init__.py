@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from optimizer.agents.attention import AttentionAgent
-from optimizer.agents.base import Agent, Machine, SearchView, Tried
+from optimizer.agents.base import Agent, Desk, Machine, SearchView, Tried
 from optimizer.agents.cache import CacheAgent
 from optimizer.agents.device import DeviceAgent
 from optimizer.agents.fusion import FusionAgent
@@ -17,9 +19,29 @@ from optimizer.config import FOCI
 KINDS = (DeviceAgent, ProjectionsAgent, FusionAgent, AttentionAgent, CacheAgent, SchedulingAgent)
 
 
-def make_agents(seed: int = 0, foci: Collection[str] = ()) -> list[Agent]:
-    """An agent of each kind whose focus is in `foci` (empty: all), in the order in which to ask them."""
-    return [kind(seed) for kind in KINDS if not foci or kind.focus in foci]
+def make_agents(seed: int = 0, foci: Collection[str] = (), llm: Mapping[str, Any] | None = None) -> list[Agent]:
+    """An agent of each kind whose focus is in `foci` (empty: all), in the order in which to ask them.
+
+    `llm` is `RunConfig.llm`: with a model in it, agents that ask that model come last. Raises ConfigError when the
+    environment's settings for it cannot be used.
+    """
+    built_in: list[Agent] = [kind(seed) for kind in KINDS if not foci or kind.focus in foci]
+    return [*built_in, *_language_models(llm, foci)] if llm else built_in
+
+
+def _language_models(llm: Mapping[str, Any], foci: Collection[str]) -> list[Agent]:
+    from optimizer.agents.llm.agent import make_llm_agents  # its client takes a second to load: only where it is used
+    from optimizer.agents.llm.settings import LlmSettings
+
+    return list(make_llm_agents(LlmSettings.read(os.environ, llm), foci))
+
+
+def seat(agents: Collection[Agent], desk: Desk) -> None:
+    """Gives `desk` to the agents that ask for one."""
+    for agent in agents:
+        sit = getattr(agent, "sit", None)
+        if sit is not None:
+            sit(desk)
 
 
 def limits(agents: Collection[Agent], view: SearchView) -> list[str]:
@@ -27,4 +49,4 @@ def limits(agents: Collection[Agent], view: SearchView) -> list[str]:
     return [sentence for agent in agents for sentence in agent.limits(view)]
 
 
-__all__ = ["FOCI", "KINDS", "Agent", "Machine", "SearchView", "Tried", "limits", "make_agents"]
+__all__ = ["FOCI", "KINDS", "Agent", "Desk", "Machine", "SearchView", "Tried", "limits", "make_agents", "seat"]

@@ -6,7 +6,7 @@ seed alone, so that a run can be repeated, and a resumed run (told everything ag
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -65,6 +65,19 @@ class SearchView:
             p = self.prefill_share
             return p * self.share(operator, "prefill") + (1 - p) * self.share(operator, "decode")
         return self.profile.get(phase, {}).get(operator, TYPICAL[phase][operator])
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What a search lends an agent that asks elsewhere: a voice, a place to book what it uses, and word of the end."""
+
+    post: Callable[[str, str, str], object] = lambda agent, kind, text: None  # on the board
+    log: Callable[[str, str], None] = lambda text, level: None
+    usage: Callable[[dict[str, Any]], None] = lambda totals: (
+        None
+    )  # tokens and money of one agent, all attempts together
+    used: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # agent -> what earlier attempts booked
+    stopped: Callable[[], bool] = lambda: False  # the search is over, or was asked to stop
 
 
 class Agent(Protocol):
