@@ -25,6 +25,7 @@ NOT_CALLED = frozenset(
 )
 KNOBS = tuple(SchedulerConfig.__slots__)
 LARGEST_BLOCK = 512
+DEEPEST = 100  # levels of a syntax tree
 
 
 class AnswerError(Exception):
@@ -54,10 +55,7 @@ def check_program(
         raise AnswerError("torch.compile needs a C++ compiler and this machine has none.")
     _check_build(files["forward.py"])
     check_settings(settings, known_settings)
-    try:
-        return source_hash(files, settings)
-    except (RecursionError, MemoryError):
-        raise AnswerError("An expression of the program is nested too deeply.") from None
+    return source_hash(files, settings)
 
 
 def check_settings(settings: Mapping[str, Any], known: frozenset[str] = frozenset()) -> None:
@@ -86,6 +84,8 @@ def _check_python(name: str, text: str, files: Mapping[str, str]) -> None:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         where = f", line {error.lineno}: {error.text or ''}" if isinstance(error, SyntaxError) else ""
         raise AnswerError(f"{name} is no Python: {error}{where}".rstrip()) from None
+    if _depth(tree) > DEEPEST:
+        raise AnswerError(f"{name} has an expression that is nested too deeply.")
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -96,6 +96,16 @@ def _check_python(name: str, text: str, files: Mapping[str, str]) -> None:
             raise AnswerError(f"{name} calls {node.func.id}(): a candidate may not.")
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "library":
             _check_library(name, node, files)
+
+
+def _depth(tree: ast.AST) -> int:
+    """Levels of the tree. What walks it by recursion later must not run out of stack."""
+    level: list[ast.AST] = [tree]
+    depth = 0
+    while level:
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        depth += 1
+    return depth
 
 
 def _check_import(name: str, module: str, files: Mapping[str, str]) -> None:

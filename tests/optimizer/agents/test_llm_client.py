@@ -140,9 +140,12 @@ def test_an_answer_that_was_cut_is_known_as_such() -> None:
 
 
 def test_a_context_that_is_too_long_is_told_apart() -> None:
-    with llm_server(
-        Fails(400, "This model's maximum context length is 4096 tokens.", "context_length_exceeded")
-    ) as server, pytest.raises(Fault) as caught:
+    with (
+        llm_server(
+            Fails(400, "This model's maximum context length is 4096 tokens.", "context_length_exceeded")
+        ) as server,
+        pytest.raises(Fault) as caught,
+    ):
         client(server).ask(HELLO)
     assert (
         caught.value.kind == "context"
