@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from engine.artifacts import Artifact
 from optimizer.builder import kinds_off
@@ -184,6 +185,8 @@ def print_report(report: Mapping[str, Any], console: Console) -> None:
         f"from {counts['foci']} foci and {counts['mechanisms']} mechanisms; {rates['tier1']:.0f} measured an hour.",
         markup=False,
     )
+    if any(row["llm"] for row in report["agents"]):
+        console.print(_language_models(report))
     checks = [c["verdict"] for c in report["verification"] if c["verdict"] != "not_applicable"]
     if checks:
         console.print(f"{checks.count('pass')} of {len(checks)} verification checks passed.")
@@ -204,6 +207,34 @@ def _figures(report: Mapping[str, Any]) -> Table:
     for title, name, scale, digits in rows:
         values = [report[side].get(name) for side in SIDES]
         table.add_row(title, *("-" if v is None else f"{v * scale:,.{digits}f}" for v in values))
+    return table
+
+
+def _language_models(report: Mapping[str, Any]) -> Table:
+    """What each language-model agent took, and what came of it."""
+    table = Table(title="Language models", title_justify="left")
+    names = (
+        "agent",
+        "model",
+        "calls",
+        "tokens in",
+        "cached",
+        "tokens out",
+        "USD",
+        "proposals",
+        "kept",
+        "failed calls and answers",
+    )
+    for name in names:
+        table.add_column(name, justify="left" if name in ("agent", "model", "failed calls and answers") else "right")
+    for row in report["agents"]:
+        used = row["llm"]
+        if used:
+            tokens = (used["calls"], used["input_tokens"], used["cached_tokens"], used["output_tokens"])
+            usd = "-" if used["usd"] is None else f"{used['usd']:.4f}"
+            failed = ", ".join(f"{count} {kind}" for kind, count in sorted(used["failures"].items()))
+            figures = [*(f"{n:,}" for n in tokens), usd, str(row["proposals"]), str(row["kept"])]
+            table.add_row(row["agent"], Text(used["model"]), *figures, failed)
     return table
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import environ
 import structlog
 
+from optimizer.agents.llm.settings import LlmSettings, conceal_environment
+
 BASE_DIR = Path(__file__).resolve().parent.parent
 env = environ.Env()
 
@@ -145,6 +147,12 @@ if CELERY_BROKER_URL == "filesystem://":
     }
 
 GATEWAY_URL = env("GATEWAY_URL", default="http://127.0.0.1:8100")
+# What the Optimise form may offer: a model with prices, so that a cap in money means something. The key stays in the
+# worker's environment.
+_llm = LlmSettings.read(os.environ)
+LLM_OFFER = _llm.offer if _llm else None
+if _llm and _llm.key:
+    conceal_environment()
 LEASE_TTL_S = env.float("LEASE_TTL_S", default=15.0)
 
 LANGUAGE_CODE = "en-gb"

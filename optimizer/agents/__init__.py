@@ -31,9 +31,12 @@ def make_agents(seed: int = 0, foci: Collection[str] = (), llm: Mapping[str, Any
 
 def _language_models(llm: Mapping[str, Any], foci: Collection[str]) -> list[Agent]:
     from optimizer.agents.llm.agent import make_llm_agents  # its client takes a second to load: only where it is used
-    from optimizer.agents.llm.settings import LlmSettings
+    from optimizer.agents.llm.settings import LlmSettings, conceal_environment
 
-    return list(make_llm_agents(LlmSettings.read(os.environ, llm), foci))
+    settings = LlmSettings.read(os.environ, llm)
+    if settings and settings.key:
+        conceal_environment()
+    return list(make_llm_agents(settings, foci))
 
 
 def seat(agents: Collection[Agent], desk: Desk) -> None:

@@ -17,17 +17,21 @@ STEADY_S = 60.0  # a process that lived so long is started again without a pause
 LOOK_S = 0.2
 END_S = 10.0
 PR_SET_PDEATHSIG = 1
+LLM_KEY = "POLYMORPH_LLM_API_KEY"
 _libc = ctypes.CDLL(None, use_errno=True)  # loaded before any fork
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`stop` is the signal that ends it; what has not ended after `patience_s` is killed."""
+    """`stop` is the signal that ends it; what has not ended after `patience_s` is killed. `secrets` are variables of this
+    process's environment that it alone is given.
+    """
 
     name: str
     command: list[str]
     stop: int = signal.SIGTERM
     patience_s: float = END_S
+    secrets: tuple[str, ...] = ()
 
 
 @dataclass
@@ -96,7 +100,7 @@ class Supervisor:
             return subprocess.Popen(
                 program.command,
                 cwd=self.directory,
-                env=dict(self.environment),
+                env={**self.environment, **{n: os.environ[n] for n in program.secrets if n in os.environ}},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -115,7 +119,8 @@ def _told(status: int) -> str:
 
 
 def own_environment(data: Path, values: Mapping[str, str]) -> dict[str, str]:
-    """The environment of every process: this one's, with the data folder, and temporary files kept inside it."""
+    """The environment of every process: this one's but for secrets, with the data folder, and temporary files inside it."""
     temporary = data / "tmp"
     temporary.mkdir(parents=True, exist_ok=True)
-    return {**os.environ, "POLYMORPH_DATA": str(data), "TMPDIR": str(temporary), "PYTHONUNBUFFERED": "1", **values}
+    own = {name: value for name, value in os.environ.items() if name != LLM_KEY}
+    return {**own, "POLYMORPH_DATA": str(data), "TMPDIR": str(temporary), "PYTHONUNBUFFERED": "1", **values}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from django import forms
@@ -36,6 +37,29 @@ class OptimiseForm(forms.Form):
     seed = forms.IntegerField(
         label="Seed", min_value=0, initial=0, required=False, help_text="The same seed repeats the same search."
     )
+    llm = forms.BooleanField(label="Ask the language model too", required=False)
+    llm_max_usd = forms.FloatField(label="It may cost", min_value=0.01, required=False)
+
+    def __init__(self, *args: Any, offer: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        """`offer` is the deployment's language model (`settings.LLM_OFFER`); without one the form has no such fields."""
+        super().__init__(*args, **kwargs)
+        if offer is None:
+            del self.fields["llm"], self.fields["llm_max_usd"]
+            return
+        most = offer["max_usd"]
+        self.fields["llm_max_usd"] = forms.FloatField(
+            label="It may cost", min_value=0.01, max_value=most, initial=most, required=False,
+            help_text=f"In this run, beside the device's time; at most ${most:.2f} here. It stops when that is reached.",
+        )  # fmt: skip
+        self.sends = (
+            f"{offer['model']} at {offer['host']} is sent sources and figures of this run, never your requests."
+        )
+
+    def clean(self) -> dict[str, Any]:
+        chosen = super().clean() or {}
+        if chosen.get("llm") and not chosen.get("llm_max_usd") and "llm_max_usd" not in self.errors:
+            self.add_error("llm_max_usd", "Say what the language model may cost in this run.")
+        return chosen
 
 
 class PublishedForm(forms.Form):

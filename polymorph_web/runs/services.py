@@ -42,8 +42,15 @@ def start_run(endpoint: Endpoint, user: User, chosen: dict[str, Any]) -> Run:
         seed=chosen.get("seed") or 0,
         slo={k: v for k, v in endpoint.slo.items() if v},
         price_per_hour=endpoint.price_per_hour,
+        llm=_language_model(chosen),
     )
     return _create(run_id, endpoint, user, config.to_json())
+
+
+def _language_model(chosen: dict[str, Any]) -> dict[str, Any]:
+    """`RunConfig.llm` of the form's values: its address and key are the worker's."""
+    offer = settings.LLM_OFFER
+    return {"model": offer["model"], "max_usd": chosen["llm_max_usd"]} if offer and chosen.get("llm") else {}
 
 
 def repeat_run(run: Run, user: User) -> Run:
@@ -69,7 +76,7 @@ def _create(run_id: uuid.UUID, endpoint: Endpoint, user: User, config: dict[str,
         if running is not None:
             raise Busy(running)
         run = Run.objects.create(id=run_id, endpoint=endpoint, created_by=user, config=config)
-        shown = {k: config[k] for k in ("budget_s", "tolerance", "foci", "seed")}
+        shown = {k: config[k] for k in ("budget_s", "tolerance", "foci", "seed", "llm") if config.get(k) is not None}
         audit.record(endpoint.organisation, user, "run.start", f"run {run.id} of {endpoint.slug}", after=shown)
         optimise.delay_on_commit(str(run.id))
     return run

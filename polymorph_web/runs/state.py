@@ -30,6 +30,7 @@ def live_state(run: Run) -> dict[str, Any]:
         "experiments": experiments,
         "posts": by_kind["post"],
         "checks": by_kind["check"],
+        "llm_usage": list(_usage(run).values()),
         "logs": _logs(run),
     }
 
@@ -84,6 +85,12 @@ def _described(candidate: dict[str, Any] | None) -> dict[str, Any]:
 def _last(run: Run, kind: str) -> dict[str, Any]:
     event = RunEvent.objects.filter(run=run, kind=kind).order_by("-seq").first()
     return event.payload if event else {}
+
+
+def _usage(run: Run) -> dict[str, dict[str, Any]]:
+    """Agent -> what its language model took, all attempts together."""
+    rows = RunEvent.objects.filter(run=run, kind="llm_usage").order_by("seq").values_list("payload", flat=True)
+    return {payload["agent"]: payload for payload in rows}
 
 
 def _logs(run: Run) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from optimizer.records import State
 from polymorph_web.endpoints.models import Endpoint
 from polymorph_web.runs.models import Run, RunRecord
 
@@ -39,6 +40,25 @@ def sentence(report: dict[str, Any]) -> str:
 def objective_title(report: dict[str, Any]) -> str:
     """What the ratio is of, as it stands in a sentence; reports of earlier versions know only one."""
     return str((report.get("objective") or {}).get("title") or "output tokens/s")
+
+
+def language_models(state: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each language-model agent of a live page's state: what it took, and what came of it."""
+    agents = [p.get("agent") for p in state["proposals"]]
+    kept = {
+        (e["agent"], e["artifact_hash"])
+        for e in state["experiments"]
+        if e["tier"] >= 2 and e["state"] == State.KEEP.value
+    }
+    return [
+        {
+            **used,
+            "proposals": agents.count(used["agent"]),
+            "kept": sum(agent == used["agent"] for agent, _ in kept),
+            "failed": [{"kind": kind.replace("_", " "), "count": n} for kind, n in sorted(used["failures"].items())],
+        }
+        for used in sorted(state["llm_usage"], key=lambda row: row["agent"])
+    ]
 
 
 def report_context(run: Run) -> dict[str, Any]:

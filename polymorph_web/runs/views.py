@@ -37,7 +37,7 @@ from polymorph_web.ui.diff import diff_files
 @require_http_methods(["GET", "POST"])
 def optimise(request: HttpRequest, slug: str) -> HttpResponse:
     endpoint = get_endpoint(request.user, slug, "member")
-    form = OptimiseForm(request.POST or None)
+    form = OptimiseForm(request.POST or None, offer=settings.LLM_OFFER)
     if request.method == "POST" and form.is_valid():
         return _to_run(request, lambda: services.start_run(endpoint, request.user, form.cleaned_data))
     minutes = form["budget_minutes"].value() or 5
@@ -61,6 +61,7 @@ def live(request: HttpRequest, run_id: Any) -> HttpResponse:
         "run": run,
         "endpoint": run.endpoint,
         "state": state,
+        "language_models": summary.language_models(state),
         "progress_chart": charts.progress_chart(state["experiments"]),
         "tradeoff_chart": charts.tradeoff_chart(state["experiments"]),
         "predictions_chart": charts.predictions_chart(state["experiments"]),

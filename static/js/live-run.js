@@ -187,7 +187,7 @@ function refresh(wait, ...wanted) {
         const fresh = page.getElementById(id);
         if (fresh) document.getElementById(id).replaceChildren(...fresh.childNodes);
       }
-      $("#checks-card").hidden = page.getElementById("checks-card")?.hidden ?? true;
+      for (const id of ["checks-card", "llm-card"]) document.getElementById(id).hidden = page.getElementById(id)?.hidden ?? true;
       const now = page.getElementById("run")?.dataset.runState;
       if (now && now !== run.state) { run.state = now; settle(); }
       if (ids.includes("run-outcome") && live() && finished) refresh(1000, ...ids); // the row follows its last event
@@ -238,9 +238,10 @@ const on = {
   },
   post(p) { posts.set(p.id, p); drawPost(p); },
   check() { refresh(1200, "checks"); },
+  llm_usage() { refresh(1500, "llm"); },
   log(p, event) { drawLog(event.seq, event.at, p.level || "info", p.text); },
   end_to_end(p) { $("#phase-message").textContent = `End to end: pair ${p.pair} of ${p.of}${p.scenario ? ` (${p.scenario})` : ""}, ${fmt.times(p.ratio)}.`; },
-  finished(p) { finished = true; announce(p.reason || p.outcome); refresh(300, "run-outcome", "checks", ...SERVER_CHARTS); },
+  finished(p) { finished = true; announce(p.reason || p.outcome); refresh(300, "run-outcome", "checks", "llm", ...SERVER_CHARTS); },
   run(p) { run = { ...run, ...p }; settle(); refresh(300, "run-outcome"); },
 };
 

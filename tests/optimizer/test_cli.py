@@ -132,6 +132,32 @@ def test_a_bad_option(cli: Cli, tiny_model: Path, traffic: Path, option: str, va
     assert says in cli.refused("--model", str(tiny_model), "--traffic", str(traffic), f"{option}={value}")
 
 
+@pytest.mark.parametrize(
+    ("options", "environment", "says"),
+    [
+        (["--llm-max-usd", "2", "--llm-model", "m"], {}, "needs prices: set POLYMORPH_LLM_USD_PER_M_INPUT"),
+        (["--llm-base-url", "http://127.0.0.1:9/v1"], {}, "add --llm-model, or set POLYMORPH_LLM_MODEL"),
+        (["--llm-model", "m", "--llm-base-url", "nowhere"], {}, "POLYMORPH_LLM_BASE_URL 'nowhere' is no address"),
+        (["--llm-model", "m"], {"TIMEOUT_S": "soon"}, "POLYMORPH_LLM_TIMEOUT_S is 'soon'"),
+    ],
+)
+def test_a_language_model_that_cannot_be_asked(
+    cli: Cli,
+    tiny_model: Path,
+    traffic: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    environment: dict[str, str],
+    says: str,
+) -> None:
+    for name in [n for n in os.environ if n.startswith("POLYMORPH_LLM_")]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(f"POLYMORPH_LLM_{name}", value)
+    assert says in cli.refused("--model", str(tiny_model), "--traffic", str(traffic), *options)
+    assert not (cli.folder / "data" / "runs").is_dir() or not list((cli.folder / "data" / "runs").iterdir())
+
+
 def test_a_focus_that_no_agent_has(cli: Cli, tiny_model: Path, traffic: Path) -> None:
     said = cli.refused("--model", str(tiny_model), "--traffic", str(traffic), "--foci", "beauty")
     assert "beauty" in said and "attention" in said

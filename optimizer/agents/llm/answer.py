@@ -139,6 +139,8 @@ def edited(text: str | None, name: str, body: str) -> str:
             f"The edit of {plain(name)!r} has no hunk: <<<<, old text, ====, new text, >>>>, a line each."
         )
     for old, new in hunks:
+        if text.count(old) != 1:  # not whole lines, or the file ends there: part of a line will do
+            old, new = old.removesuffix("\n"), new.removesuffix("\n")
         count = text.count(old) if old.strip() else 0
         if count != 1:
             raise AnswerError(f"The edit of {name!r} looks for this text once and finds it {count} times:\n{old[:400]}")

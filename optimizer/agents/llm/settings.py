@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ UNPRICED = (
 )
 WHOLE = frozenset({"max_tokens", "context_tokens", "answer_tokens", "agents"})
 MOST_AGENTS = 8
+PR_SET_DUMPABLE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,11 @@ class LlmSettings:
         tokens = f"{self.max_tokens:,} tokens"
         return f"${self.max_usd:.2f} and {tokens}" if self.priced else f"{tokens} (no price is set)"
 
+    @property
+    def offer(self) -> dict[str, Any] | None:
+        """What a page may say of the model; None without prices, since a cap in money would mean nothing."""
+        return {"model": self.model, "host": self.host, "max_usd": self.max_usd} if self.priced else None
+
     @classmethod
     def read(cls, environ: Mapping[str, str], chosen: Mapping[str, Any] | None = None) -> LlmSettings | None:
         """From the environment, `chosen` (a run's own: `RunConfig.llm`) above it. None when neither names a model.
@@ -107,6 +114,15 @@ class LlmSettings:
         if not values.get("model"):
             return None
         return cls(key=environ.get(f"{PREFIX}API_KEY", "").strip(), **values)
+
+
+def conceal_environment() -> None:
+    """Closes this process's memory and first environment to others of its user: candidates run as that user, and the key
+    stands there. Root's processes with tracing rights can look all the same. Linux only; elsewhere it does nothing.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _number(variable: str, text: str, whole: bool, least: float) -> float:

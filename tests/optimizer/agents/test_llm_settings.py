@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -10,6 +12,7 @@ from optimizer.agents import make_agents
 from optimizer.agents.llm.settings import LlmSettings
 from optimizer.config import ConfigError, RunConfig
 from tests.optimizer.agents.llm_server import KEY
+from tests.paths import ROOT
 
 BASE = {"POLYMORPH_LLM_MODEL": "m-1", "POLYMORPH_LLM_API_KEY": KEY}
 RUN = {"model": "demo", "traffic": {"name": "demo"}, "data_dir": "data"}
@@ -51,6 +54,13 @@ def test_a_wrong_value_names_its_variable(name: str, value: str, said: str) -> N
     assert said in str(caught.value) and "secret" not in str(caught.value).replace("POLYMORPH", "")
 
 
+def test_it_is_offered_on_pages_with_prices_only() -> None:
+    priced = BASE | {"POLYMORPH_LLM_USD_PER_M_INPUT": "0", "POLYMORPH_LLM_USD_PER_M_OUTPUT": "0"}
+    unpriced, own = LlmSettings.read(BASE), LlmSettings.read(priced)
+    assert unpriced is not None and unpriced.offer is None
+    assert own is not None and own.offer == {"model": "m-1", "host": "api.openai.com", "max_usd": 1.0}
+
+
 def test_the_key_is_not_shown() -> None:
     found = LlmSettings.read(BASE)
     assert found is not None and KEY not in repr(found) and KEY not in str(found)
@@ -68,3 +78,12 @@ def test_a_runs_choice_is_kept_in_its_configuration() -> None:
     config = RunConfig(**RUN, llm={"model": "m", "max_usd": 0.5})  # type: ignore[arg-type]
     assert RunConfig.from_json(config.to_json()) == config
     assert KEY not in str(config.to_json()) or os.environ.get("POLYMORPH_LLM_API_KEY") != KEY
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+@pytest.mark.parametrize(("key", "dumpable"), [(KEY, "0"), ("", "1")])
+def test_a_process_that_holds_the_key_is_closed_to_others_of_its_user(key: str, dumpable: str) -> None:
+    code = "import ctypes; from optimizer.agents import make_agents; make_agents(0, (), {'model': 'm'}); print(ctypes.CDLL(None).prctl(3))"
+    environment = os.environ | {"POLYMORPH_LLM_API_KEY": key, "PYTHONPATH": str(ROOT)}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert found.stdout.strip() == dumpable

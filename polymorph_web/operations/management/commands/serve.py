@@ -19,7 +19,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from optimizer.builder import kinds_off
-from polymorph_web.operations.supervisor import Program, Supervisor, own_environment
+from polymorph_web.operations.supervisor import LLM_KEY, Program, Supervisor, own_environment
 
 NEEDED_BYTES = 1 << 30
 READY_S = 90.0
@@ -93,7 +93,7 @@ def all_programs(data: Path, host: str, port: int, gateway_port: int) -> dict[st
         Program("gateway", gateway, patience_s=30.0),
         Program("web", web),
         # killed: Celery would wait for the run to end, or fail it; the next worker goes on from what is stored
-        Program("worker", worker, stop=signal.SIGKILL),
+        Program("worker", worker, stop=signal.SIGKILL, secrets=(LLM_KEY,)),
         Program("conductor", [python, "manage.py", "conduct"]),
     )
     return {program.name: program for program in found}
