@@ -141,9 +141,17 @@ class Ledger:
             self.event("check", to_json(check))
 
     def llm_usage(self, totals: dict[str, Any]) -> None:
-        """What an agent's language model took so far, earlier attempts included: `totals["agent"]` names the agent."""
-        self.usage[totals["agent"]] = totals
-        self.event("llm_usage", totals)
+        """What an agent's language model took so far, earlier attempts included: `totals["agent"]` names the agent.
+
+        Comes from the agent's thread, and waits for what is being timed.
+        """
+        between = self.quiet.acquire(timeout=RENEW_S)
+        try:
+            self.usage[totals["agent"]] = totals
+            self.event("llm_usage", totals)
+        finally:
+            if between:
+                self.quiet.release()
 
     def verdict(self, artifact_hash: str, passed: bool) -> None:
         self.verified[artifact_hash] = passed

@@ -83,7 +83,7 @@ def build_report(config: RunConfig, ledger: Ledger, facts: Facts, winner: Winner
         "traffic": {k: v for k, v in config.traffic.items() if k != "rows"} | {"sampling": _sampling(config)},
         "environment": dict(facts.environment),
         "time_lost": ledger.time_lost(),
-        "limits": _limits(config, winner),
+        "limits": _limits(config, winner, ledger),
     }
     return clean(report | (_measured(config, winner, facts) if winner else {}))
 
@@ -151,7 +151,7 @@ def _sampling(config: RunConfig) -> str:
     return TrafficProfile.from_json(config.traffic).sampling_text
 
 
-def _limits(config: RunConfig, winner: Winner | None) -> list[str]:
+def _limits(config: RunConfig, winner: Winner | None, ledger: Ledger) -> list[str]:
     """What this claim does not say."""
     lines = [
         "Measured on this machine and on this traffic; both sides were served by the same engine and gateway code."
@@ -163,6 +163,9 @@ def _limits(config: RunConfig, winner: Winner | None) -> list[str]:
         )
     lines += kinds_off()
     if winner:
+        if winner.candidate.agent in ledger.usage:
+            model = ledger.usage[winner.candidate.agent]["model"]
+            lines.append(f"The winner's source was written by the language model {model}: review it as foreign code.")
         lines += [f"{note[0].upper()}{note[1:]}." for note in winner.measured.notes]
         blind = sorted({c.check for c in winner.checks if c.control_caught is None and c.verdict == "pass"})
         if blind:

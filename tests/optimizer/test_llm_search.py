@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from kernels.build import has_compiler
 from optimizer import search as search_module
 from optimizer.agents import make_agents
 from optimizer.config import RunConfig
@@ -17,7 +18,7 @@ from optimizer.ledger import last_usage
 from optimizer.records import MEASURED, State
 from optimizer.report import print_report
 from optimizer.search import Search
-from tests.optimizer.agents.llm_programs import FUSED, WRONG
+from tests.optimizer.agents.llm_programs import FUSED, KERNEL, WRONG
 from tests.optimizer.agents.llm_server import KEY, Fails, Says, Scripted, answer, llm_server
 from tests.optimizer.scripted import SMALL, data_folder
 
@@ -43,7 +44,7 @@ class Ended:
 
 @pytest.fixture(scope="module")
 def ended(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
-    script = (Says(WRONG), Fails(500), Says(answer()), Says(FUSED), NOTHING)
+    script = (Says(WRONG), Fails(500), Says(answer()), Says(FUSED), Says(KERNEL), NOTHING)
     with pytest.MonkeyPatch.context() as patch, llm_server(*script) as server:
         for name, value in ENVIRONMENT.items():
             patch.setenv(f"POLYMORPH_LLM_{name}", value)
@@ -51,11 +52,14 @@ def ended(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield Ended(tiny_model, data_folder(tmp_path_factory.mktemp("llm")), server)
 
 
-def test_a_models_program_is_measured(ended: Ended) -> None:
-    (fused,) = (c for c in ended.state.candidates if c.name == "llm-1: fused qkv")
-    found = [e for e in ended.state.experiments if e.artifact_hash == fused.artifact_hash]
+@pytest.mark.parametrize(("name", "mechanism"), [("fused qkv", "python"), ("silu kernel", "cpp")])
+def test_a_models_program_is_measured(ended: Ended, name: str, mechanism: str) -> None:
+    if mechanism == "cpp" and not has_compiler():
+        pytest.skip("no C++ compiler")
+    (candidate,) = (c for c in ended.state.candidates if c.name == f"llm-1: {name}")
+    found = [e for e in ended.state.experiments if e.artifact_hash == candidate.artifact_hash]
     assert found and found[0].state in MEASURED and found[0].checks_passed
-    assert fused.agent == "llm-1" and "one matrix" in fused.hypothesis
+    assert (candidate.agent, candidate.mechanism) == ("llm-1", mechanism) and "one" in candidate.hypothesis.lower()
 
 
 def test_its_failure_is_a_dead_end_that_a_later_prompt_holds(ended: Ended) -> None:
@@ -75,7 +79,8 @@ def test_tokens_and_money_are_in_the_report(ended: Ended) -> None:
     assert ended.report is not None
     (row,) = (r for r in ended.report["agents"] if r["agent"] == "llm-1")
     calls = len(ended.server.asked) - 1  # one of them failed with status 500
-    assert (row["proposals"], row["failed"]) == (2, 1) and row["measured"] == 1
+    measured = 1 + has_compiler()
+    assert (row["proposals"], row["failed"], row["measured"]) == (1 + measured, 1, measured)
     assert (row["llm"]["model"], row["llm"]["calls"]) == ("scripted-1", calls)
     assert row["llm"]["input_tokens"] == 1000 * calls and row["llm"]["cached_tokens"] == 600 * calls
     assert row["llm"]["usd"] == pytest.approx(calls * (400 * 2 + 600 * 0.5 + 200 * 10) / 1e6)

@@ -128,7 +128,7 @@ class LlmAgent:
         return ordered[(self.number - 1 + len(self._made)) % len(ordered)]
 
     def _own(self) -> list[Own]:
-        tried = [Own(t.candidate.name, outcome(t)) for t in self._told.values()]
+        tried = [Own(t.candidate.name, outcome(t)) for t in list(self._told.values())]  # another thread tells
         waiting = [Own(name, "not measured yet") for name in self._made if name not in self._told]
         return [*self._notes[-3:], *waiting, *tried]
 
@@ -169,7 +169,7 @@ class LlmAgent:
         )
 
     def _unused(self, name: str, view: SearchView) -> str:
-        taken = view.proposed | self._made.keys() | self._told.keys()
+        taken = {*view.proposed, *self._made, *list(self._told)}
         return next(n for n in (name, *(f"{name} {i}" for i in range(2, len(taken) + 3))) if n not in taken)
 
     def _believed(self, expected: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -253,7 +254,9 @@ def test_several_agents_share_one_purse_and_begin_elsewhere() -> None:
         heard = Listening()
         for agent in agents:
             agent.sit(heard.desk)
-            assert agent.propose(VIEW) is not None
+        with ThreadPoolExecutor(2) as threads:  # as a search asks agents that think
+            made = list(threads.map(lambda agent: agent.propose(VIEW), agents))
+        assert {p.agent for p in made if p} == {"llm-1", "llm-2"}
         begun = [re.search(r"Begin with (\w+)", text)[1] for text in server.prompts()]  # type: ignore[index]
     assert set(heard.totals) == {"llm-1", "llm-2"} and begun[0] != begun[1]
     assert agents[0].purse is agents[1].purse and agents[0].purse.spent()[1] == 2400

@@ -5,15 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.artifacts import ArtifactStore
 from optimizer.agents.llm.client import TRIES, Client, Message
 from optimizer.agents.llm.faults import Fault, Stopped, retry_after
 from optimizer.agents.llm.purse import CapReached, Purse, Tokens
 from optimizer.agents.llm.settings import LlmSettings
 from tests.optimizer.agents.llm_server import KEY, Fails, Hangs, Says, Scripted, Sends, llm_server
+from tests.serving import serve
 
 HELLO: list[Message] = [{"role": "user", "content": "hello"}]
 SETTINGS = LlmSettings(
@@ -234,3 +237,17 @@ def test_totals_go_on_over_attempts() -> None:
 )
 def test_retry_after_is_a_number_or_a_date(text: str, seconds: float | None) -> None:
     assert retry_after({"retry-after": text}, now=0.0) == seconds
+
+
+def test_the_engines_own_server_is_one_of_them(tiny_model: Path, tmp_path: Path) -> None:
+    artifact = ArtifactStore(tmp_path).baseline()
+    options = ["--model", str(tiny_model), "--name", "tiny", "--artifact", str(artifact.path), "--dtype", "float32"]
+    with serve("engine.api", [*options, "--threads", "1"], tmp_path / "api.log") as server:
+        settings = replace(SETTINGS, model="tiny", base_url=f"{server.url}/v1", answer_tokens=16, timeout_s=60)
+        asking = Client("llm-1", settings, Purse(settings), lambda: False, pause_s=0.01)
+        asking.ask(HELLO)
+        used = asking.purse.of("llm-1")
+        assert used.output_tokens <= 16 and used.input_tokens > 0 and not used.estimated_calls
+        with pytest.raises(Fault) as caught:
+            asking.ask([{"role": "user", "content": "the quick brown fox " * 500}])
+    assert caught.value.kind == "context"
