@@ -170,7 +170,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-memory-gb", type=float, default=0.0, help="that a served version may keep resident; 0: no limit")
     add("--price-per-hour", type=float, default=0.0, help="of this machine, in USD: adds cost per million tokens")
     add("--llm-model", metavar="NAME", default="", help="asks this language model too; POLYMORPH_LLM_MODEL by default")
-    add("--llm-base-url", metavar="URL", default="", help="of its OpenAI-compatible API; its key: POLYMORPH_LLM_API_KEY")
+    add(
+        "--llm-base-url", metavar="URL", default="", help="of its OpenAI-compatible API; its key: POLYMORPH_LLM_API_KEY"
+    )
     add("--llm-max-usd", metavar="USD", type=float, default=0.0, help="that the model may cost in this run")
     return parser
 

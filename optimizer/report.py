@@ -13,7 +13,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from engine.artifacts import Artifact
 from optimizer.builder import kinds_off
@@ -188,8 +187,9 @@ def print_report(report: Mapping[str, Any], console: Console) -> None:
         f"from {counts['foci']} foci and {counts['mechanisms']} mechanisms; {rates['tier1']:.0f} measured an hour.",
         markup=False,
     )
-    if any(row["llm"] for row in report["agents"]):
-        console.print(_language_models(report))
+    for row in report["agents"]:
+        if row["llm"]:
+            console.print(_language_model(row), markup=False)
     checks = [c["verdict"] for c in report["verification"] if c["verdict"] != "not_applicable"]
     if checks:
         console.print(f"{checks.count('pass')} of {len(checks)} verification checks passed.")
@@ -213,32 +213,16 @@ def _figures(report: Mapping[str, Any]) -> Table:
     return table
 
 
-def _language_models(report: Mapping[str, Any]) -> Table:
-    """What each language-model agent took, and what came of it."""
-    table = Table(title="Language models", title_justify="left")
-    names = (
-        "agent",
-        "model",
-        "calls",
-        "tokens in",
-        "cached",
-        "tokens out",
-        "USD",
-        "proposals",
-        "kept",
-        "failed calls and answers",
+def _language_model(row: Mapping[str, Any]) -> str:
+    """What a language-model agent took, and what came of it, in a sentence."""
+    used = row["llm"]
+    cost = "no price is set" if used["usd"] is None else f"${used['usd']:.4f}"
+    failed = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(used["failures"].items()))
+    return (
+        f"{row['agent']} ({used['model']}): {used['calls']} calls, {used['input_tokens']:,} tokens in "
+        f"({used['cached_tokens']:,} cached), {used['output_tokens']:,} out, {cost}; {row['proposals']} proposals, "
+        f"{row['kept']} kept{f'; failed: {failed}' if failed else ''}."
     )
-    for name in names:
-        table.add_column(name, justify="left" if name in ("agent", "model", "failed calls and answers") else "right")
-    for row in report["agents"]:
-        used = row["llm"]
-        if used:
-            tokens = (used["calls"], used["input_tokens"], used["cached_tokens"], used["output_tokens"])
-            usd = "-" if used["usd"] is None else f"{used['usd']:.4f}"
-            failed = ", ".join(f"{count} {kind}" for kind, count in sorted(used["failures"].items()))
-            figures = [*(f"{n:,}" for n in tokens), usd, str(row["proposals"]), str(row["kept"])]
-            table.add_row(row["agent"], Text(used["model"]), *figures, failed)
-    return table
 
 
 def _scenarios(report: Mapping[str, Any]) -> Table:

@@ -85,7 +85,7 @@ def test_tokens_and_money_are_in_the_report(ended: Ended) -> None:
     assert row["llm"]["input_tokens"] == 1000 * calls and row["llm"]["cached_tokens"] == 600 * calls
     assert row["llm"]["usd"] == pytest.approx(calls * (400 * 2 + 600 * 0.5 + 200 * 10) / 1e6)
     assert row["llm"]["failures"]["server"] == 1 and row["llm"]["failures"]["malformed"] > 1
-    console = Console(record=True, width=160)
+    console = Console(record=True, width=400)
     print_report(ended.report, console)
     assert "scripted-1" in (text := console.export_text()) and f"{1000 * calls:,}" in text
 

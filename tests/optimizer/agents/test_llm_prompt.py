@@ -37,7 +37,7 @@ def test_contract_source_and_figures_are_there() -> None:
     assert BASE.files["forward.py"].strip() in text
     for figure in ('"hidden_size": 576', "2 threads", "avx512_bf16", "read_gbs 41", "decode step: 45 ms", "4 requests"):
         assert figure in text, figure
-    assert "projections 50%" in text and "Begin with attention" in text
+    assert "projections 50%" in text and "Begin with attention, worth at most 1.43x." in text
 
 
 def test_a_focus_is_worth_what_amdahl_says() -> None:
