@@ -17,6 +17,7 @@ from rich.table import Table
 from engine.artifacts import Artifact
 from optimizer.builder import kinds_off
 from optimizer.config import RunConfig
+from optimizer.export.finish import FINISHER
 from optimizer.ledger import Ledger
 from optimizer.measure.end_to_end import EndToEnd, Scenario
 from optimizer.measure.samples import Slo
@@ -162,14 +163,21 @@ def _limits(config: RunConfig, winner: Winner | None, ledger: Ledger) -> list[st
         )
     lines += kinds_off()
     if winner:
-        if winner.candidate.agent in ledger.usage:
-            model = ledger.usage[winner.candidate.agent]["model"]
+        author = _author(winner.candidate, ledger)
+        if author in ledger.usage:
+            model = ledger.usage[author]["model"]
             lines.append(f"The winner's source was written by the language model {model}: review it as foreign code.")
         lines += [f"{note[0].upper()}{note[1:]}." for note in winner.measured.notes]
         blind = sorted({c.check for c in winner.checks if c.control_caught is None and c.verdict == "pass"})
         if blind:
             lines.append(f"Not shown in this run to catch its planted fault: {', '.join(blind)}.")
     return lines
+
+
+def _author(candidate: Candidate, ledger: Ledger) -> str:
+    """The agent that wrote the program: a finalist's cleaned source is its parent's."""
+    parent = ledger.candidates.get(candidate.parent)
+    return parent.agent if candidate.agent == FINISHER and parent else candidate.agent
 
 
 def print_report(report: Mapping[str, Any], console: Console) -> None:

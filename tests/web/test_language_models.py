@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from django.test import Client
 from django.urls import reverse
 
 from optimizer.config import RunConfig
+from optimizer.export.finish import FINISHER
 from optimizer.ledger import Ledger
+from optimizer.report import Facts, build_report
 from polymorph_web.accounts.models import User
 from polymorph_web.audit.models import Entry
 from polymorph_web.endpoints.models import Endpoint
@@ -89,6 +92,21 @@ def test_a_run_without_models_has_no_such_card(endpoint: Endpoint, people: dict[
     runs.searched(run)
     page = as_("viewer").get(reverse("run", args=[run.id])).content.decode()
     assert "hidden" in page[page.index('id="llm-card"') :].split(">")[0]
+
+
+@pytest.mark.parametrize("cleaned", [False, True])
+def test_a_winner_that_a_model_wrote_is_said_to_be_one(
+    endpoint: Endpoint, people: dict[str, User], cleaned: bool
+) -> None:
+    run = runs.queued_run(endpoint, people["member"])
+    ledger, winner, baseline = runs.searched(run)
+    ledger.llm_usage(USED)
+    if cleaned:  # as it goes on after the search
+        digest = winner.candidate.artifact_hash
+        winner = replace(winner, candidate=replace(winner.candidate, agent=FINISHER, parent=digest))
+    report = build_report(ledger.config, ledger, Facts({}, {}, {}, baseline.hash), winner, "It was faster.")
+    assert [line for line in report["limits"] if "written by the language model scripted-<1>" in line]
+    assert [row["llm"]["calls"] for row in report["agents"] if row["agent"] == "ada"] == [7]
 
 
 def test_totals_are_known_to_the_next_attempt(endpoint: Endpoint, people: dict[str, User]) -> None:
