@@ -76,7 +76,8 @@ def _create(run_id: uuid.UUID, endpoint: Endpoint, user: User, config: dict[str,
         if running is not None:
             raise Busy(running)
         run = Run.objects.create(id=run_id, endpoint=endpoint, created_by=user, config=config)
-        shown = {k: config[k] for k in ("budget_s", "tolerance", "foci", "seed", "llm") if config.get(k) is not None}
+        shown = {k: config[k] for k in ("budget_s", "tolerance", "foci", "seed")}
+        shown |= {"llm": config["llm"]} if config.get("llm") else {}
         audit.record(endpoint.organisation, user, "run.start", f"run {run.id} of {endpoint.slug}", after=shown)
         optimise.delay_on_commit(str(run.id))
     return run
