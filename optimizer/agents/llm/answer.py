@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from optimizer.agents.llm.check import AnswerError, check_program
+from optimizer.agents.llm.check import AnswerError, check_program, modules_of
 from optimizer.config import FOCI
 
 FENCE = re.compile(r"^(`{3,})[ \t]*([\w+#-]*)[ \t]*([^\n`]*)\n(.*?)^\1[ \t]*$", re.S | re.M)
@@ -70,7 +70,13 @@ def read_answer(text: str, base: Base, allowed: Allowed) -> Answer:
     settings = {**base.settings, **_settings(fields)}
     if dict(files) == dict(base.files) and settings == dict(base.settings):
         raise AnswerError(f"It is {base.name}, unchanged: give blocks that name a file, or settings.")
-    source = check_program(files, settings, known_settings=frozenset(base.settings), compiler=allowed.compiler)
+    source = check_program(
+        files,
+        settings,
+        known_settings=frozenset(base.settings),
+        compiler=allowed.compiler,
+        known_modules=modules_of(base.files),
+    )
     return Answer(
         name=_name(fields),
         focus=_choice(fields, "focus", allowed.foci),

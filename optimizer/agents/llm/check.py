@@ -37,16 +37,24 @@ class AnswerError(Exception):
 
 
 def check_program(
-    files: Mapping[str, str], settings: Mapping[str, Any], *, known_settings: frozenset[str], compiler: bool
+    files: Mapping[str, str],
+    settings: Mapping[str, Any],
+    *,
+    known_settings: frozenset[str],
+    compiler: bool,
+    known_modules: frozenset[str] = frozenset(),
 ) -> str:
-    """The program's source hash. Raises AnswerError for one that could not be built or loaded here."""
+    """The program's source hash. Raises AnswerError for one that could not be built or loaded here.
+
+    What the edited program had may stay: `known_settings`, and `known_modules` that it imports.
+    """
     try:
         check_files(files)
     except ArtifactError as error:
         raise AnswerError(str(error)) from None
     for name, text in sorted(files.items()):
         if name.endswith(".py"):
-            _check_python(name, text, files)
+            _check_python(name, text, files, known_modules)
         elif name.endswith(".cpp"):
             _check_cpp(name, text, compiler)
         else:
@@ -78,7 +86,19 @@ def check_settings(settings: Mapping[str, Any], known: frozenset[str] = frozense
         raise AnswerError(f"The scheduler refuses the settings: {error}.") from None
 
 
-def _check_python(name: str, text: str, files: Mapping[str, str]) -> None:
+def modules_of(files: Mapping[str, str]) -> frozenset[str]:
+    """Modules that the Python files import, relative ones with their dots."""
+    trees = (ast.parse(text) for name, text in files.items() if name.endswith(".py"))
+    return frozenset(module for tree in trees for node in ast.walk(tree) for module in _imported(node))
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return ["." * node.level + (node.module or "")] if isinstance(node, ast.ImportFrom) else []
+
+
+def _check_python(name: str, text: str, files: Mapping[str, str], known: frozenset[str]) -> None:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -87,12 +107,10 @@ def _check_python(name: str, text: str, files: Mapping[str, str]) -> None:
     if _depth(tree) > DEEPEST:
         raise AnswerError(f"{name} has an expression that is nested too deeply.")
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                _check_import(name, alias.name, files)
-        elif isinstance(node, ast.ImportFrom):
-            _check_import(name, "." * node.level + (node.module or ""), files)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in NOT_CALLED:
+        for module in _imported(node):
+            if module not in known:
+                _check_import(name, module, files)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in NOT_CALLED:
             raise AnswerError(f"{name} calls {node.func.id}(): a candidate may not.")
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "library":
             _check_library(name, node, files)

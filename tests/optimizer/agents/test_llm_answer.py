@@ -12,7 +12,7 @@ from engine.artifacts import baseline_files
 from engine.models.weights import load_model
 from kernels.build import has_compiler
 from optimizer.agents.llm.answer import Allowed, Answer, Base, read_answer
-from optimizer.agents.llm.check import AnswerError, check_program
+from optimizer.agents.llm.check import AnswerError, check_program, modules_of
 from optimizer.agents.programs.edit import parts
 from optimizer.agents.programs.program import Program, ProgramError
 from tests.optimizer.agents.llm_programs import FUSED, KERNEL, WRONG, hunks
@@ -151,7 +151,17 @@ def test_what_is_shown_to_people_cannot_steer_a_terminal() -> None:
 @pytest.mark.parametrize("part", parts())
 def test_every_built_in_program_would_pass_the_check(part: str) -> None:
     program = Program.of([part])
-    check_program(program.files(), program.settings, known_settings=frozenset(), compiler=True)
+    base = Base(program.files(), program.name, program.settings)
+    known = modules_of(base.files) if parts()[part].device == "cuda" else frozenset()  # the engine's own GPU kernels
+    check_program(base.files, base.settings, known_settings=frozenset(), compiler=True, known_modules=known)
+
+
+def test_an_edit_may_keep_what_its_base_imports_and_nothing_more() -> None:
+    base = Base({"forward.py": "from kernels.gpu.graphs import x\n" + FORWARD}, "on a GPU")
+    assert "kernels.gpu.graphs" in read(answer(edit_forward=EDIT), base).files["forward.py"]
+    more = hunks(("from kernels.gpu.graphs import x", "from kernels.gpu.launch import x"))
+    with pytest.raises(AnswerError, match=r"imports kernels\.gpu\.launch"):
+        read(answer(edit_forward=more), base)
 
 
 def test_wrong_values_are_the_engines_to_find() -> None:
