@@ -11,17 +11,19 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import engine
 from engine.artifacts import baseline_files
 from kernels import registry
 from optimizer.agents.programs.edit import Part, parts, put_in
 
-BASELINE = Path(engine.__file__).parent / "baseline" / "forward.py"  # the source that parts edit: Llama's
+TITLES = {
+    "llama": "Llama",
+    "grouped": "grouped-query",
+    "latent": "latent-attention",
+}  # of the baselines that parts edit
 IMPORTS = "import torch\n"
 LOWER = ("same", "int8", "int4")  # precisions, each lower than the one before
 KERNEL_PARAMETER = re.compile(r"PM_[A-Z0-9_]+")
@@ -104,22 +106,20 @@ class Program:
         return Program.of([*self.parts, *names], **{**dict(self.values), **values})
 
     def files(self, baseline: str = "llama") -> dict[str, str]:
-        """`forward.py` and a .cpp for each kernel; without parts, the sources of the model's own `baseline`.
+        """The sources of `baseline` with the parts in them, and a .cpp for each kernel.
 
-        Raises EditError, registry.ParameterError, and ProgramError for parts on a baseline that they do not edit.
+        Raises EditError, registry.ParameterError, and ProgramError for a part on a baseline that it does not edit.
         """
-        if baseline != "llama":
-            if self.parts:
-                raise ProgramError(f"{self.name} edits the Llama baseline, not the {baseline} one")
-            return baseline_files(baseline)
-        sources = {f"{name}.cpp": registry.instantiate(name, self._parameters_of(name)) for name in self.kernels}
-        return {"forward.py": self.forward(), **sources}
-
-    def forward(self) -> str:
-        text = put_in(BASELINE.read_text(), self.chosen)
+        for part in self.chosen:
+            if baseline not in part.baselines:
+                raise ProgramError(
+                    f"{part.name} edits {' and '.join(sorted(part.baselines))}, not the {baseline} baseline"
+                )
+        files = put_in(baseline_files(baseline), self.chosen)
         for kernel in self.kernels:
-            text = paste(text, registry.load(kernel).glue_text)
-        return introduce(text, self.chosen)
+            files = paste(files, registry.load(kernel).glue_text)
+        files["forward.py"] = introduce(files["forward.py"], self.chosen, TITLES[baseline])
+        return files | {f"{name}.cpp": registry.instantiate(name, self._parameters_of(name)) for name in self.kernels}
 
     def _parameters_of(self, kernel: str) -> dict[str, int]:
         known = registry.load(kernel).defaults()
@@ -139,7 +139,7 @@ def with_needs(names: Iterable[str]) -> list[Part]:
     return [part for name, part in catalogue.items() if name in wanted]
 
 
-def introduce(text: str, chosen: Iterable[Part]) -> str:
+def introduce(text: str, chosen: Iterable[Part], title: str) -> str:
     """`text` with a docstring, in place of the one it may have, that says what was put in."""
     titles = [textwrap.fill(f"- {p.title}", 116, subsequent_indent="  ") for p in chosen]
     if not titles:
@@ -147,13 +147,19 @@ def introduce(text: str, chosen: Iterable[Part]) -> str:
     first = ast.parse(text).body[0]
     if isinstance(first, ast.Expr):
         text = "\n".join(text.splitlines()[first.end_lineno :]).lstrip("\n") + "\n"
-    head = '"""A Llama forward pass over a paged KV cache: the baseline with\n\n'
+    head = f'"""A {title} forward pass over a paged KV cache: the baseline with\n\n'
     return head + "\n".join(titles) + '\n"""\n\n' + text
 
 
-def paste(text: str, glue: str) -> str:
-    """`text` with a kernel's calling code before its first class or constant, and the imports that it needs."""
+def paste(files: Mapping[str, str], glue: str) -> dict[str, str]:
+    """The sources with a kernel's calling code in the one that names the last class of it."""
     tree = ast.parse(glue)
+    called = [n.name for n in tree.body if isinstance(n, ast.ClassDef)][-1]
+    return {file: pasted(text, glue, tree) if f"{called}(" in text else text for file, text in files.items()}
+
+
+def pasted(text: str, glue: str, tree: ast.Module) -> str:
+    """`text` with the code of `glue` before its first class or constant, and the imports that it needs."""
     imports = [n for n in tree.body if isinstance(n, ast.Import)]
     first = next(n for n in tree.body if not isinstance(n, ast.Import | ast.ImportFrom | ast.Expr))
     code = "\n".join(glue.splitlines()[first.lineno - 1 :])
