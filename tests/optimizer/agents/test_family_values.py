@@ -17,8 +17,9 @@ from optimizer.agents import Machine, SearchView
 from optimizer.agents.focused import FocusAgent
 from optimizer.agents.programs.edit import parts
 from optimizer.agents.programs.program import Program
+from optimizer.export.finish import cleaned
 from tests.contracts.family_contract import write_family
-from tests.optimizer.agents.support import build, play
+from tests.optimizer.agents.support import build, build_files, play
 
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "head_dim": 16}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -114,3 +115,13 @@ def test_it_runs_with_fewer_layers_and_leaves_the_weights_alone(models: dict[str
         assert typical_kl(want, got) < (1e-3 if program.precision == "same" else QUANTISED_KL), program.name
         assert before.keys() == model.weights.keys(), program.name
         assert all(torch.equal(before[name], tensor) for name, tensor in model.weights.items()), program.name
+
+
+def test_a_cleaned_program_computes_the_same_bits(models: dict[str, LoadedModel]) -> None:
+    """As a finalist is: what a family's sources import of each other is kept."""
+    model = models["bfloat16"]
+    program = programs(model, "bfloat16")[-1]
+    files = program.files(baseline_of(asdict(model.config)))
+    plain, clean = (build_files(made, model, program.settings) for made in (files, cleaned(files)))
+    vocab = model.config.vocab_size
+    assert cleaned(files) != files and torch.equal(play(plain, vocab), play(clean, vocab))
