@@ -56,10 +56,11 @@ class HostClient:
         log: Path | None = None,
         memory_limit_bytes: int = 0,
         start_timeout_s: float = 120,
+        even_routing: bool = False,
     ) -> None:
         self.model, self.dtype, self.threads, self.kv_bytes = Path(model), dtype, threads or cores(), kv_bytes
         self.memory_limit = memory_limit_bytes or int(_physical_memory() * 0.6)
-        self.start_timeout_s = start_timeout_s
+        self.start_timeout_s, self.even_routing = start_timeout_s, even_routing
         self._scratch = Path(tempfile.mkdtemp(prefix="polymorph-host-"))
         self.log = Path(log) if log else self._scratch / "host.log"
         self._log_from = 0  # where the log of the newest candidate begins
@@ -73,6 +74,7 @@ class HostClient:
         """Starts the host and waits until the weights are mapped. Raises HostFailure."""
         command = [sys.executable, "-m", "engine.host", "--model", str(self.model), "--dtype", self.dtype]
         command += ["--threads", str(self.threads), "--kv-bytes", str(self.kv_bytes)]
+        command += ["--even-routing"] if self.even_routing else []
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._killed_for = ""
         with self.log.open("ab") as log:

@@ -42,12 +42,13 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--kv-bytes", type=int, required=True)
+    parser.add_argument("--even-routing", action="store_true", help="experts by position alone: for verification")
     options = parser.parse_args()
     layers = sandbox.apply(os.getppid())
     source, sink = take_pipes()
     start = time.perf_counter()
     try:
-        host = Host(options.model, options.dtype, options.threads, options.kv_bytes, layers)
+        host = Host(options.model, options.dtype, options.threads, options.kv_bytes, layers, options.even_routing)
     except Exception as error:
         reply(sink, wire.Reply(False, error=as_error(error), log_tail=traceback.format_exc()[-LOG_TAIL:]))
         sys.exit(1)
@@ -96,14 +97,24 @@ class Resident:
 class Host:
     """Dispatches messages. One resident forward pass and pool for each (artifact hash, layers)."""
 
-    def __init__(self, model: Path, dtype: str, threads: int, kv_bytes: int, sandbox_layers: list[str]) -> None:
+    def __init__(
+        self,
+        model: Path,
+        dtype: str,
+        threads: int,
+        kv_bytes: int,
+        sandbox_layers: list[str],
+        even_routing: bool = False,
+    ) -> None:
         import torch
 
-        from engine.models.weights import load_model
+        from engine.models.weights import evenly_routed, load_model
 
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
         self.model, self.dtype, self.threads, self.kv_bytes = load_model(model, dtype), dtype, threads, kv_bytes
+        if even_routing:
+            self.model = evenly_routed(self.model)
         self.folder, self.sandbox_layers = model, sandbox_layers
         self.resident: dict[tuple[str, int], Resident] = {}
         self.schedules: dict[str, list[Any]] = {}

@@ -45,7 +45,9 @@ class Forward(Llama):
 
     def mlp(self, i: int, x: Tensor) -> Tensor:
         e = self.config.experts
-        return mixture(x, f"model.layers.{i}", e, self.weights, self.linear) if i in e.layers else super().mlp(i, x)
+        if i not in e.layers:
+            return super().mlp(i, x)
+        return mixture(x, f"model.layers.{i}", e, self.weights, self.linear)
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         if not name.endswith(("q_a_layernorm", "kv_a_layernorm")):

@@ -10,6 +10,7 @@
 // one: the arithmetic is the same, so chunked and whole prefill, and any batch and thread count, agree to the bit.
 // Nothing past a token's own position reaches its result, whatever bits lie there.
 #pragma once
+#include "bump.hpp"
 #include "team.hpp"
 #include "tile.hpp"
 
@@ -25,22 +26,6 @@
 static_assert(PM_SPAN % 64 == 0, "PM_SPAN is a multiple of 64");
 static_assert(PM_ATTENTION_ROWS >= 1 && PM_ATTENTION_ROWS <= 14, "PM_ATTENTION_ROWS is 1 to 14");
 constexpr int MAX_HEAD_DIM = 256;
-
-class Bump {  // hands out aligned pieces of one allocation; with a null base it only counts
- public:
-  explicit Bump(void* base) : base_((char*)base) {}
-  template <class T>
-  T* take(int64_t count) {
-    T* p = (T*)(base_ + used_);
-    used_ += round_up(count * int64_t(sizeof(T)), 64);
-    return p;
-  }
-  int64_t used() const { return used_; }
-
- private:
-  char* base_;
-  int64_t used_ = 0;
-};
 
 struct Cache {
   bf16* keys;

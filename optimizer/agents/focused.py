@@ -61,7 +61,8 @@ class FocusAgent:
             self._count += 1
 
     def limits(self, view: SearchView) -> list[str]:
-        off = [part for idea in self.ideas for part in self._parts_of(idea) if self._obstacle(part, view)]
+        meant = (p for idea in self.ideas for p in self._parts_of(idea) if all(view.config.get(f) for f in p.only))
+        off = [part for part in meant if self._obstacle(part, view)]
         reasons: dict[str, list[str]] = {}
         for part in {p.name: p for p in off}.values():
             reasons.setdefault(self._obstacle(part, view), []).append(part.name)
@@ -189,7 +190,7 @@ class FocusAgent:
     @staticmethod
     def _whole() -> set[str]:
         """Parts that leave no room for others."""
-        return {name for name, part in parts().items() if any(not old for old, _ in part.hunks)}
+        return {name for name, part in parts().items() if any(not hunk.old for hunk in part.hunks)}
 
     @staticmethod
     def _obstacle(part: Part, view: SearchView) -> str:
@@ -204,10 +205,11 @@ class FocusAgent:
         if part.dtypes and view.dtype not in part.dtypes:
             return f"they work in {' or '.join(sorted(part.dtypes))} and the endpoint is served in {view.dtype}"
         own = baseline_of(view.config)
-        if own != "llama":
-            return (
-                f"they are made for the Llama baseline and a {view.config.get('model_type')} model has its own ({own})"
-            )
+        if own not in part.baselines:
+            return f"they are not made for the baseline of a {view.config.get('model_type')} model ({own})"
+        missing = [field for field in sorted(part.only) if not view.config.get(field)]
+        if missing:
+            return f"they are for models with {', '.join(missing)}"
         wrong = [field for field in sorted(part.unless) if view.config.get(field)]
         if wrong:
             return f"they do not serve models with {', '.join(wrong)}"

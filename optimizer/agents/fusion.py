@@ -16,5 +16,7 @@ class FusionAgent(FocusAgent):
         ("quantised_linear", "fused_qkv"),
         ("packed_linear", "postops", "rms_norm"),
         ("compiled_pointwise",),
+        ("sorted_experts", "fused_experts"),
+        ("grouped_experts", "packed_linear", "rms_norm"),
     )
     turns = ("explore", "tune", "explore", "tune", "combine", "tune")

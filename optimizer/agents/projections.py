@@ -13,4 +13,8 @@ class ProjectionsAgent(FocusAgent):
         ("split_linear", "fused_qkv", "fused_gate_up"),
         ("packed_linear", "fused_qkv", "postops"),
         ("fused_qkv", "fused_gate_up"),
+        ("small_linear", "fused_heads"),
+        ("split_linear", "fused_heads", "fused_gate_up"),
+        ("grouped_experts",),
+        ("grouped_experts", "split_linear"),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from engine.models.structure import baseline_of
 from optimizer.agents.base import SearchView
 from optimizer.agents.focused import FocusAgent
 from optimizer.agents.programs.program import Program
@@ -47,7 +46,7 @@ class SchedulingAgent(FocusAgent):
 
     def tune(self, view: SearchView) -> Iterator[Program]:
         best = self.memory.best()
-        if best.parts or baseline_of(view.config) != "llama":  # no part fits that baseline: settings are all there is
+        if best.parts:
             yield from (best.plus(**knobs) for knobs in KNOBS)
 
     def reason(self, name: str, value: object, program: Program) -> str:

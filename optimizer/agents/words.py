@@ -22,6 +22,7 @@ def figures(view: SearchView) -> dict[str, str]:
         "layers": layers, "heads": heads, "kv_heads": kv_heads, "group": heads // kv_heads, "rows": view.concurrency,
         "norms": 2 * layers + 1, "calls2": 2 * layers, "calls3": 3 * layers, "dispatches": CALLS_A_LAYER * layers,
     }  # fmt: skip
+    numbers["experts"] = int((c.get("experts") or {}).get("count", 0))
     named |= {name: f"{value:,}" for name, value in numbers.items()}
     return named | {
         "prefill_time": f"{view.prefill_share:.0%}",
@@ -42,11 +43,16 @@ def stream(view: SearchView) -> str:
 
 
 def weight_bytes(view: SearchView) -> int:
-    """Bytes of the matrices that a decode step must read: all layers and the head."""
+    """Bytes of the matrices that a decode step must read: all layers, of experts as many as its tokens may choose, and
+    the head."""
+    experts = view.config.get("experts") or {}
     c = {k: int(v) for k, v in view.config.items() if isinstance(v, int)}
     hidden, dim = c.get("hidden_size", 0), c.get("head_dim", 0)
     attention = 2 * dim * (c.get("num_attention_heads", 0) + c.get("num_key_value_heads", 0))
     mlp = 3 * c.get("intermediate_size", 0)
+    if experts:
+        chosen = min(experts["count"], experts["per_token"] * view.concurrency)
+        mlp = 3 * experts["intermediate_size"] * chosen
     count = hidden * ((attention + mlp) * c.get("num_hidden_layers", 0) + c.get("vocab_size", 0))
     return count * BYTES.get(view.dtype, 2)
 

@@ -19,7 +19,7 @@ from engine.client import HostClient, HostFailure
 from engine.wire import Unload
 from kernels.build import compile_cpp, has_compiler
 from optimizer.records import Check, Verdict
-from optimizer.verify import contamination, integrity, quality, serving
+from optimizer.verify import contamination, experts, integrity, quality, serving
 from optimizer.verify.bench import FORCED, Bench
 from optimizer.verify.faults import CONTROLS, Fault
 from optimizer.verify.runner import Verifier
@@ -36,11 +36,19 @@ def known(verifier: Verifier, data_dir: Path) -> dict[str, bool]:
 def caught(verifier: Verifier, data_dir: Path, stop_at: float = float("inf")) -> dict[str, bool]:
     """As `known`, after trying what was not. What `stop_at` (of time.monotonic) left undone is not in the answer."""
     path, found = Path(data_dir) / FILE, known(verifier, data_dir)
-    missing = [name for name in CONTROLS if name not in found and (name != "proof of application" or has_compiler())]
+    missing = [name for name in applicable(verifier) if name not in found]
     if missing:
         found |= run(verifier, missing, stop_at)
         _write(path, _read(path) | {_key(verifier): found})
     return found
+
+
+def applicable(verifier: Verifier) -> list[str]:
+    """The checks whose planted fault can be tried on this machine and model."""
+    without = {"proof of application"} if not has_compiler() else set()
+    if verifier.config.experts is None:
+        without |= set(experts.CHECKS)
+    return [name for name in CONTROLS if name not in without]
 
 
 def mark(checks: list[Check], found: dict[str, bool]) -> list[Check]:
@@ -49,11 +57,12 @@ def mark(checks: list[Check], found: dict[str, bool]) -> list[Check]:
 
 def run(verifier: Verifier, names: list[str], stop_at: float = float("inf")) -> dict[str, bool]:
     found: dict[str, bool] = {}
-    groups: dict[str, list[str]] = {}  # faults that spoil their host share one only with themselves
+    groups: dict[tuple[str, bool], list[str]] = {}  # faults that spoil their host share one only with themselves
     for name in names:
-        groups.setdefault(CONTROLS[name].name if CONTROLS[name].dirty else "", []).append(name)
-    for group in groups.values():
-        with _hosts(verifier, reference=any(n in _QUALITY for n in group)) as (host, reference):
+        even = verifier.config.experts is not None and (name in contamination.CHECKS or name in serving.CHECKS)
+        groups.setdefault((CONTROLS[name].name if CONTROLS[name].dirty else "", even), []).append(name)
+    for (_, even), group in groups.items():
+        with _hosts(verifier, any(n in _QUALITY for n in group), even) as (host, reference):
             for name in group:
                 verifier.between()
                 if time.monotonic() > stop_at:
@@ -95,7 +104,7 @@ def _checker(verifier: Verifier, reference: HostClient | None, name: str) -> Cal
         return lambda bench: integrity.application(bench, verifier.artifacts)
     if name == "threads":
         return integrity.baseline_speed
-    return (contamination.CHECKS | serving.CHECKS | integrity.CHECKS)[name]
+    return (contamination.CHECKS | serving.CHECKS | experts.CHECKS | integrity.CHECKS)[name]
 
 
 def _libraries(verifier: Verifier, fault: Fault) -> dict[str, Path]:
@@ -110,8 +119,8 @@ def _libraries(verifier: Verifier, fault: Fault) -> dict[str, Path]:
 
 
 @contextmanager
-def _hosts(verifier: Verifier, reference: bool) -> Iterator[tuple[HostClient, HostClient | None]]:
-    with verifier.host(verifier.dtype, "controls") as host:
+def _hosts(verifier: Verifier, reference: bool, even: bool) -> Iterator[tuple[HostClient, HostClient | None]]:
+    with verifier.host(verifier.dtype, "controls", even) as host:
         if not reference:
             yield host, None
             return

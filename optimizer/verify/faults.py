@@ -208,6 +208,18 @@ PEEKS = Fault(
         return F.scaled_dot_product_attention(q.transpose(0, 1)[None], k, v)[0].transpose(0, 1)
 """,
 )
+TURNS_AWAY = Fault(
+    "an expert turns rows away once it has its share",
+    """    def mlp(self, i, x):
+        out, e = super().mlp(i, x), self.config.experts
+        if e is None or i not in e.layers:
+            return out
+        router = self.weights[f"model.layers.{i}.{e.block}.gate.weight"]
+        first = F.linear(x.float(), router.float()).argmax(-1)
+        before = (first[:, None] == first).tril(-1).sum(-1, keepdim=True)
+        return out.masked_fill(before * e.count >= 2 * len(x), 0.0)
+""",
+)
 IDLE_KERNEL = Fault("brings a kernel and does not call it", "    pass\n", cpp='extern "C" int unused() { return 1; }\n')
 
 # check -> the fault it must catch
@@ -225,6 +237,7 @@ CONTROLS: dict[str, Fault] = {
     "shared prefix": SHARES_PREFIX,
     "seeded sampling": MIXES,
     "rejected drafts": PEEKS,
+    "crowded experts": TURNS_AWAY,
     "distance from float32": COARSE,
     "perplexity": COARSE,
     "exactness": ONE_BIT,

@@ -13,11 +13,13 @@ from engine.models.config import ModelConfig
 from optimizer.cost.roofline import weight_share
 from optimizer.measure.tiers import pool_bytes
 from optimizer.records import Check, Verdict
-from optimizer.verify import contamination, integrity, quality, serving
+from optimizer.verify import contamination, experts, integrity, quality, serving
 from optimizer.verify.bench import Bench
 
 KEEP_KV = 256 << 20
 OnChecks = Callable[[list[Check]], None]
+Checkers = Iterable[tuple[str, contamination.Checker]]
+CONTAMINATION = contamination.CHECKS | serving.CHECKS | experts.CHECKS
 
 
 @dataclass
@@ -48,20 +50,26 @@ class Verifier:
         seed = secrets.randbits(48)
         done: list[Check] = []
         try:
-            with self.host(self.dtype, "verifier") as host:
-                bench = self._bench(host, candidate, seed)
-                for name, checker in self._checkers():
-                    self.between()
-                    done += self._told(self._run(bench, name, checker))
-                    if not host.alive:
-                        break
+            for even, checkers in self._rounds():
+                with self.host(self.dtype, "verifier", even) as host:
+                    bench = self._bench(host, candidate, seed)
+                    for name, checker in checkers:
+                        self.between()
+                        done += self._told(self._run(bench, name, checker))
+                        if not host.alive:
+                            return done
         except HostFailure as failure:
             done += self._told([_lost(candidate.hash, "verification", "integrity", failure, seed)])
         return done
 
-    def _checkers(self) -> Iterable[tuple[str, contamination.Checker]]:
-        yield from contamination.CHECKS.items()
-        yield from serving.CHECKS.items()
+    def _rounds(self) -> Iterable[tuple[bool, Checkers]]:
+        """Checkers that share a host, and whether its experts are chosen evenly. Without experts one host serves all."""
+        exact = [*contamination.CHECKS.items(), *serving.CHECKS.items()]
+        if self.config.experts is None:
+            return [(False, [*exact, *self._other_checkers()])]
+        return [(True, exact), (False, [*experts.CHECKS.items(), *self._other_checkers()])]
+
+    def _other_checkers(self) -> Checkers:
         yield "physical floor", lambda bench: integrity.floor(bench, self.floor_s * self._weight_share(bench))
         yield from integrity.CHECKS.items()
         yield "proof of application", lambda bench: integrity.application(bench, self.artifacts)
@@ -74,7 +82,7 @@ class Verifier:
         try:
             return checker(bench)
         except HostFailure as failure:
-            family = "contamination" if name in contamination.CHECKS or name in serving.CHECKS else "integrity"
+            family = "contamination" if name in CONTAMINATION else "integrity"
             family = "quality" if name == "distance from float32" else family
             return [_lost(bench.candidate.hash, name, family, failure, bench.seed)]
 
@@ -86,11 +94,11 @@ class Verifier:
         shape = {"concurrency": self.concurrency, "limit_s": self.limit_s}
         return Bench(host, candidate, self.baseline, self.config, self.text, seed, **shape)  # type: ignore[arg-type]
 
-    def host(self, dtype: str, name: str) -> HostClient:
-        kv = pool_bytes(self.config, dtype, 2048)
+    def host(self, dtype: str, name: str, even_routing: bool = False) -> HostClient:
+        kv = min(max(pool_bytes(self.config, dtype, 2048), 1 << 22), KEEP_KV)
         log = self.log_dir / f"{name}.log"
         return HostClient(
-            self.model, dtype=dtype, threads=self.threads, kv_bytes=min(max(kv, 1 << 22), KEEP_KV), log=log
+            self.model, dtype=dtype, threads=self.threads, kv_bytes=kv, log=log, even_routing=even_routing
         )
 
     def _told(self, checks: list[Check]) -> list[Check]:

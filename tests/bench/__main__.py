@@ -7,7 +7,7 @@ import sys
 
 from tests.bench import figures
 
-BENCHMARKS = ("swap", "recovery", "main_job", "peers")
+BENCHMARKS = ("swap", "recovery", "main_job", "peers", "experts")
 
 
 def main(names: list[str]) -> int:

@@ -11,7 +11,7 @@ import pytest
 from kernels import registry
 
 OPERATORS = {
-    "cpu": {"decode_step", "paged_attention", "small_m_matmul", "weight_only_matmul"},
+    "cpu": {"decode_step", "moe", "paged_attention", "small_m_matmul", "weight_only_matmul"},
     "triton": {
         "fp8_matmul", "gated_mlp", "kv_copy", "lm_head", "moe", "paged_decode_attention", "prefill_attention",
         "qkv_rope_kv", "rmsnorm_residual", "small_m_matmul", "weight_only_matmul",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,11 @@ from kernels import registry
 from kernels.gpu import tunables
 from optimizer.agents.programs.edit import ENGINE, Part, parts, put_in
 
-BASELINE = ENGINE / "baseline" / "forward.py"  # the source that parts edit: Llama's
+TITLES = {
+    "llama": "Llama",
+    "grouped": "grouped-query",
+    "latent": "latent-attention",
+}  # of the baselines that parts edit
 IMPORTS = "import torch\n"
 LOWER = ("same", "fp8", "int8", "int4")  # precisions, each lower than the one before
 PARAMETER = re.compile(r"(?:PM_|\w+\.)[A-Z0-9_]+")  # a macro of C++ sources; a key of one Triton operator's values
@@ -129,27 +133,23 @@ class Program:
         return Program.of([*self.parts, *names], **{**dict(self.values), **values})
 
     def files(self, baseline: str = "llama") -> dict[str, str]:
-        """`forward.py` and a .cpp for each kernel; without parts, the sources of the model's own `baseline`.
+        """The sources of `baseline` with the parts in them, and a .cpp for each kernel.
 
-        Raises EditError, registry.ParameterError, and ProgramError for parts on a baseline that they do not edit.
+        Raises EditError, registry.ParameterError, and ProgramError for a part on a baseline that it does not edit.
         """
-        if baseline != "llama":
-            if self.parts:
-                raise ProgramError(f"{self.name} edits the Llama baseline, not the {baseline} one")
-            return baseline_files(baseline)
-        if self.device == "cuda":
+        for part in self.chosen:
+            if baseline not in part.baselines:
+                raise ProgramError(
+                    f"{part.name} edits {' and '.join(sorted(part.baselines))}, not the {baseline} baseline"
+                )
+        files = put_in(baseline_files(baseline), self.chosen)
+        if self.device == "cuda":  # a program of its own, which says itself what it is
             self._check_parameters()
-            return {"forward.py": self.forward()}
-        sources = {f"{op.name}.cpp": registry.instantiate(op, self.values_of(op)) for op in self.operators}
-        return {"forward.py": self.forward(), **sources}
-
-    def forward(self) -> str:
-        text = put_in(BASELINE.read_text(), self.chosen)
-        if self.device == "cuda":
-            return text  # a program of its own, which says itself what it is
+            return files
         for op in self.operators:
-            text = paste(text, op.glue_text)
-        return introduce(text, self.chosen)
+            files = paste(files, op.glue_text)
+        files["forward.py"] = introduce(files["forward.py"], self.chosen, TITLES[baseline])
+        return files | {f"{op.name}.cpp": registry.instantiate(op, self.values_of(op)) for op in self.operators}
 
     def key(self, op: registry.Op, parameter: str) -> str:
         """The name in `values` of an operator's parameter. Triton operators share names, so theirs begin with the operator."""
@@ -182,7 +182,7 @@ def with_needs(names: Iterable[str]) -> list[Part]:
     return [part for name, part in catalogue.items() if name in wanted]
 
 
-def introduce(text: str, chosen: Iterable[Part]) -> str:
+def introduce(text: str, chosen: Iterable[Part], title: str) -> str:
     """`text` with a docstring, in place of the one it may have, that says what was put in."""
     titles = [textwrap.fill(f"- {p.title}", 116, subsequent_indent="  ") for p in chosen]
     if not titles:
@@ -190,13 +190,19 @@ def introduce(text: str, chosen: Iterable[Part]) -> str:
     first = ast.parse(text).body[0]
     if isinstance(first, ast.Expr):
         text = "\n".join(text.splitlines()[first.end_lineno :]).lstrip("\n") + "\n"
-    head = '"""A Llama forward pass over a paged KV cache: the baseline with\n\n'
+    head = f'"""A {title} forward pass over a paged KV cache: the baseline with\n\n'
     return head + "\n".join(titles) + '\n"""\n\n' + text
 
 
-def paste(text: str, glue: str) -> str:
-    """`text` with a kernel's calling code before its first class or constant, and the imports that it needs."""
+def paste(files: Mapping[str, str], glue: str) -> dict[str, str]:
+    """The sources with a kernel's calling code in the one that names the last class of it."""
     tree = ast.parse(glue)
+    called = [n.name for n in tree.body if isinstance(n, ast.ClassDef)][-1]
+    return {file: pasted(text, glue, tree) if f"{called}(" in text else text for file, text in files.items()}
+
+
+def pasted(text: str, glue: str, tree: ast.Module) -> str:
+    """`text` with the code of `glue` before its first class or constant, and the imports that it needs."""
     imports = [n for n in tree.body if isinstance(n, ast.Import)]
     first = next(n for n in tree.body if not isinstance(n, ast.Import | ast.ImportFrom | ast.Expr))
     code = "\n".join(glue.splitlines()[first.lineno - 1 :])

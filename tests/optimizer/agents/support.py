@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import sys
-import types
+import itertools
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,19 +17,24 @@ from torch import Tensor
 from engine.batching import SeqStep, make_batch
 from engine.contract import ForwardPass, KVPool, LoadedModel, Settings
 from engine.host import to_batch
+from engine.loader import load_module
+from engine.models.structure import baseline_of
 from kernels.build import compile_cpp
 from optimizer.agents.programs.program import Program
 from tests.paths import test_data
 
 BLOCKS = 40
+numbers = itertools.count()
 
 
 def build(program: Program, model: LoadedModel, **settings: Any) -> ForwardPass:
     """The program as the host would build it. C++ is compiled once and kept between test runs."""
-    return build_files(program.name, program.files(), model, {**program.settings, **settings})
+    files = program.files(baseline_of(asdict(model.config)))
+    return build_files(files, model, {**program.settings, **settings})
 
 
-def build_files(name: str, files: Mapping[str, str], model: LoadedModel, settings: Mapping[str, Any]) -> ForwardPass:
+def build_files(files: Mapping[str, str], model: LoadedModel, settings: Mapping[str, Any]) -> ForwardPass:
+    folder = Path(tempfile.mkdtemp(dir=test_data()))
     libraries = {}
     for file, text in files.items():
         if file.endswith(".cpp"):
@@ -36,11 +44,13 @@ def build_files(name: str, files: Mapping[str, str], model: LoadedModel, setting
             built = compile_cpp(source, out_dir=test_data() / "builds")
             assert built.ok and built.path is not None, built.log
             libraries[file.removesuffix(".cpp")] = built.path
-    module = types.ModuleType(f"agent_program_{len(sys.modules)}")
-    sys.modules[module.__name__] = module
-    exec(compile(files["forward.py"], f"<{name}>", "exec"), module.__dict__)
+        else:
+            (folder / file).write_text(text)
+    module = load_module(folder, f"{next(numbers):016}")
+    shutil.rmtree(folder)
     with torch.inference_mode():
-        return module.build(model, Settings(settings, 2, libraries))
+        forward: ForwardPass = module.build(model, Settings(settings, 2, libraries))
+    return forward
 
 
 def pool(forward: ForwardPass, fill: float) -> KVPool:

@@ -179,27 +179,39 @@ def test_a_lower_precision_is_proposed_only_where_it_was_declared_and_says_so() 
 UNLIKE_LLAMA: dict[str, dict[str, Any]] = {
     "qwen3": {"head_norm": True},
     "mistral": {"sliding_window": 4096},
-    "mixtral": {"experts": {"count": 8}},
-    "deepseek_v3": {"experts": {"count": 256}, "latent": {"kv_rank": 512}},
+    "mixtral": {"experts": {"count": 8, "per_token": 2, "intermediate_size": 1024}},
+    "deepseek_v3": {
+        "experts": {"count": 256, "per_token": 8, "intermediate_size": 512},
+        "latent": {"kv_rank": 512},
+    },
 }
 
 
 @pytest.mark.parametrize(("family", "fields"), UNLIKE_LLAMA.items())
-def test_a_family_with_a_baseline_of_its_own_gets_settings_alone(family: str, fields: dict[str, Any]) -> None:
-    """Neither a part nor a kernel, which are made for Llama's source, and the source is the family's."""
+def test_a_family_with_a_baseline_of_its_own_gets_the_parts_that_edit_it(family: str, fields: dict[str, Any]) -> None:
     config = {**CONFIG, "model_type": family, **fields}
-    agents, view = make_agents(0), replace(VIEW, config=config)
-    made = search(agents, view, 6)
-    assert made and all(p.settings and p.mechanism == "settings" for p in made)
-    assert all(p.files == baseline_files(baseline_of(config)) != baseline_files("llama") for p in made)
+    own, agents, view = baseline_of(config), make_agents(0), replace(VIEW, config=config)
+    made = search(agents, view, 20)
+    programs = [Program.parse(p.name) for p in made]
+    assert any(p.parts for p in programs) and any(p.kernels for p in programs)
+    assert all(own in part.baselines for p in programs for part in p.chosen)
+    assert all(p.files.keys() >= baseline_files(own).keys() for p in made)
+    assert any("moe" in p.kernels for p in programs) == ("experts" in fields)
     said = limits(agents, view)
-    assert len(said) == len(agents) - 1, "the agent for GPUs lacks nothing where there is none"
-    assert all(f"a {family} model has its own" in sentence for sentence in said)
+    assert any(
+        "whole_step" in sentence and f"the baseline of a {family} model ({own})" in sentence for sentence in said
+    )
 
 
-def test_parts_are_not_put_into_the_baseline_of_another_family() -> None:
-    with pytest.raises(ProgramError, match="rms_norm edits the Llama baseline, not the grouped one"):
-        Program.of(["rms_norm"]).files("grouped")
+def test_what_a_model_has_nothing_of_is_neither_proposed_nor_called_a_limit() -> None:
+    agents = make_agents(0)
+    assert not any("experts" in p.name for p in search(agents, VIEW, 40))
+    assert not any("experts" in sentence for sentence in limits(agents, VIEW))
+
+
+def test_parts_are_not_put_into_a_baseline_that_they_do_not_edit() -> None:
+    with pytest.raises(ProgramError, match="whole_step edits llama, not the grouped baseline"):
+        Program.of(["whole_step"]).files("grouped")
 
 
 def test_foci_choose_the_agents() -> None:

@@ -9,13 +9,17 @@ import itertools
 
 import pytest
 
-from engine.artifacts import source_hash
+from engine.artifacts import baseline_files, source_hash
 from optimizer.agents import KINDS
 from optimizer.agents.programs import edit
 from optimizer.agents.programs.edit import EditError, parse, parts, put_in, without
-from optimizer.agents.programs.program import BASELINE, Program, ProgramError
+from optimizer.agents.programs.program import Program, ProgramError
 
 ALL = list(parts())
+BASELINES = ("llama", "grouped", "latent")
+LLAMA = baseline_files("llama")["forward.py"]
+FITS = [(name, baseline) for baseline in BASELINES for name, part in parts().items() if baseline in part.baselines]
+OF_LLAMA = [name for name, baseline in FITS if baseline == "llama"]
 
 
 def undefined(text: str) -> set[str]:
@@ -34,28 +38,34 @@ def undefined(text: str) -> set[str]:
     return loaded - stored
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_every_part_fits_the_baseline_as_it_is_today(name: str) -> None:
-    text = Program.of([name]).files()["forward.py"]
-    assert text != BASELINE.read_text() and not undefined(text)
-    assert parts()[name].title in " ".join(text.split())
+@pytest.mark.parametrize(("name", "baseline"), FITS)
+def test_every_part_fits_its_baselines_as_they_are_today(name: str, baseline: str) -> None:
+    files, plain = Program.of([name]).files(baseline), baseline_files(baseline)
+    changed = [file for file, text in files.items() if file.endswith(".py") and text != plain.get(file)]
+    assert "forward.py" in changed and len(changed) > (baseline != "llama")
+    assert not any(undefined(text) for file, text in files.items() if file.endswith(".py"))
+    assert parts()[name].title in " ".join(files["forward.py"].split())
 
 
-def test_all_pairs_that_claim_to_fit_do_fit() -> None:
-    fitting = [pair for pair in itertools.combinations(ALL, 2) if Program.of([pair[0]]).fits(pair[1])]
-    assert len(fitting) > 50
-    for pair in fitting:
-        assert not undefined(Program.of(pair).files()["forward.py"]), pair
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_all_pairs_that_claim_to_fit_do_fit(baseline: str) -> None:
+    names = [name for name, fits in FITS if fits == baseline]
+    together = [pair for pair in itertools.combinations(names, 2) if Program.of([pair[0]]).fits(pair[1])]
+    whole = [pair for pair in together if all(baseline in part.baselines for part in Program.of(pair).chosen)]
+    assert len(whole) > {"llama": 50, "grouped": 50, "latent": 5}[baseline]
+    for pair in whole:
+        files = Program.of(pair).files(baseline)
+        assert not any(undefined(text) for file, text in files.items() if file.endswith(".py")), pair
 
 
 def test_methods_that_a_part_leaves_unused_are_dropped() -> None:
-    text = Program.of(["paged_attention"]).forward()
+    text = Program.of(["paged_attention"]).files()["forward.py"]
     assert "class Plan" not in text and "prefill_attention" not in text
-    assert "class Plan" in BASELINE.read_text()
+    assert "class Plan" in LLAMA
 
 
 def test_a_small_idea_is_a_small_diff() -> None:
-    diff = difflib.unified_diff(BASELINE.read_text().splitlines(), Program.of(["rms_norm"]).forward().splitlines(), n=0)
+    diff = difflib.unified_diff(LLAMA.splitlines(), Program.of(["rms_norm"]).files()["forward.py"].splitlines(), n=0)
     changed = [line for line in diff if line[0] in "+-" and line[:3] not in ("+++", "---")]
     assert len(changed) <= 10
 
@@ -74,8 +84,14 @@ def test_parameters_change_a_program_but_not_its_mechanism() -> None:
 
 
 def test_all_ideas_are_distinct_in_source() -> None:
-    ideas = {Program.of(idea) for kind in KINDS for idea in kind.ideas}
-    assert len({source_hash(p.files(), p.settings) for p in ideas}) == len(ideas) >= 15
+    for baseline, least in (("llama", 15), ("grouped", 10)):
+        ideas = {
+            Program.of(idea)
+            for kind in KINDS
+            for idea in kind.ideas
+            if all(baseline in part.baselines for part in Program.of(idea).chosen)
+        }
+        assert len({source_hash(p.files(baseline), p.settings) for p in ideas}) == len(ideas) >= least
 
 
 def test_parts_that_rewrite_the_same_region_are_refused() -> None:
@@ -92,15 +108,15 @@ def test_what_a_part_needs_comes_with_it() -> None:
 def test_a_part_for_another_text_is_refused_by_name() -> None:
     part = parse("stale", "title: t\nfocus: cache\nslots: x\nwhy: w\n<<<<\nno such line\n====\nnew\n>>>>\n")
     with pytest.raises(EditError, match="stale looks for this text once and finds it 0 times"):
-        put_in(BASELINE.read_text(), [part])
+        put_in({"forward.py": LLAMA}, [part])
     with pytest.raises(EditError, match="lacks focus, slots, why"):
         parse("bare", "title: t\n<<<<\na\n====\nb\n>>>>\n")
     with pytest.raises(EditError, match="no Nothing to drop"):
-        without(BASELINE.read_text(), {"Nothing"})
+        without({"forward.py": LLAMA}, {"Nothing", "Missing?"})
 
 
 def test_a_hunk_that_two_parts_share_is_put_in_once() -> None:
-    text = Program.of(["fused_qkv", "fused_gate_up"]).forward()
+    text = Program.of(["fused_qkv", "fused_gate_up"]).files()["forward.py"]
     assert text.count("def stack(") == 1 and text.count("stack(model, self.weights") == 2
 
 

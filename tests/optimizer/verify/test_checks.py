@@ -13,12 +13,13 @@ from engine.models.config import ModelConfig
 from kernels.build import compile_cpp, has_compiler
 from optimizer.measure.rig import Rig
 from optimizer.records import Check, Verdict
-from optimizer.verify import contamination, integrity, quality, serving
+from optimizer.verify import contamination, experts, integrity, quality, serving
 from optimizer.verify.bench import FORCED, Bench
 from optimizer.verify.faults import CONTROLS
 
 MakeBench = Callable[..., Bench]
 QUALITY = ("distance from float32", "perplexity", "exactness")
+OF_EXPERTS = tuple(experts.CHECKS)  # asked of models that have them: test_experts.py
 OF_TIME = ("baseline speed", "physical floor")  # verdicts of a clock: judged below on times that are given
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
 
@@ -65,11 +66,11 @@ def verdicts(checks: list[Check], name: str) -> set[Verdict]:
 
 
 def test_every_check_has_a_planted_fault() -> None:
-    named = set(contamination.CHECKS) | set(serving.CHECKS) | set(integrity.CHECKS) | set(QUALITY)
+    named = {*contamination.CHECKS, *serving.CHECKS, *experts.CHECKS, *integrity.CHECKS, *QUALITY}
     assert named | {"physical floor", "proof of application", "threads"} == set(CONTROLS)
 
 
-@pytest.mark.parametrize("name", sorted(set(CONTROLS) - set(OF_TIME)))
+@pytest.mark.parametrize("name", sorted(set(CONTROLS) - {*OF_TIME, *OF_EXPERTS}))
 def test_it_passes_the_baselines_own_program(
     name: str, bench_of: MakeBench, twin: Artifact, reference: HostClient, artifacts: ArtifactStore
 ) -> None:
@@ -77,7 +78,7 @@ def test_it_passes_the_baselines_own_program(
 
 
 REFUSED = ("poison",)  # NaN that reached the logits is refused by the host at once
-OTHERWISE = ("physical floor", "proof of application", *REFUSED)  # have tests of their own
+OTHERWISE = ("physical floor", "proof of application", *REFUSED, *OF_EXPERTS)  # have tests of their own
 
 
 @pytest.mark.parametrize(
