@@ -19,7 +19,7 @@ from typing import Any
 from engine.artifacts import baseline_files
 from kernels import registry
 from kernels.gpu import tunables
-from optimizer.agents.programs.edit import ENGINE, Part, parts, put_in
+from optimizer.agents.programs.edit import Part, parts, put_in
 
 TITLES = {
     "llama": "Llama",
