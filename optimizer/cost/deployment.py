@@ -12,7 +12,12 @@ from kernels.hardware import Datasheet
 from optimizer.cost.architecture import Architecture
 
 FRAMEWORKS = ("sglang", "trtllm", "vllm")
-NUMBER_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "fp4": 0.5 + 1 / 16, "int4": 0.5 + 1 / 32}  # with a scale for 16 or 64 numbers
+NUMBER_BYTES = {
+    "bfloat16": 2.0,
+    "fp8": 1.0,
+    "fp4": 0.5 + 1 / 16,
+    "int4": 0.5 + 1 / 32,
+}  # with a scale for 16 or 64 numbers
 MEMORY_SHARE = 0.9  # of a device's memory that engines use, as all three do by default
 MICROSECOND = 1e-6
 LOAD_DAMPING = 0.9  # how waiting grows with concurrency: a little less than as much
@@ -145,7 +150,9 @@ class Deployment:
         bandwidth, link = d.read_gbs * 1e9, d.link_gbs * 1e9 / 2
         numbers, head = m.attention_numbers + m.mlp_numbers, m.head_numbers
         dense_read = (numbers * NUMBER_BYTES[self.dense_weights] + head * 2) / self.tensor / bandwidth
-        dense_multiplied = 2 * tokens * numbers / self._rate(self.dense_weights) + 2 * rows * head / self._rate("bfloat16")
+        dense_multiplied = 2 * tokens * numbers / self._rate(self.dense_weights) + 2 * rows * head / self._rate(
+            "bfloat16"
+        )
         experts = m.expert_layers * m.expert_numbers / self.devices
         experts_read = experts * m.experts_touched(tokens) * NUMBER_BYTES[self.weights] / bandwidth
         experts_multiplied = 2 * tokens * experts * m.experts_per_token / self._rate(self.weights)

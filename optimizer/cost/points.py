@@ -71,7 +71,13 @@ def weighed(points: Iterable[Point]) -> list[Point]:
     for p in found:
         groups[p.deployment.device.name, p.deployment.model.name] += 1 / copies[_measurement(p)]
     return [
-        Point(p.id, d := p.deployment, p.ttft_s, p.tpot_s, groups[d.device.name, d.model.name] ** -0.5 / copies[_measurement(p)])
+        Point(
+            p.id,
+            d := p.deployment,
+            p.ttft_s,
+            p.tpot_s,
+            groups[d.device.name, d.model.name] ** -0.5 / copies[_measurement(p)],
+        )
         for p in found
     ]
 

@@ -24,11 +24,29 @@ from optimizer.records import Provenance
 
 COEFFICIENTS = Path(__file__).with_name("serving_coefficients.json")
 TIMES = ("dense", "experts", "context", "attention", "exchange", "exchanges", "layers", "expert_layers")
-PREFILL = tuple(t for t in TIMES if t not in ("context", "exchanges"))  # a prompt reads no context yet; exchanges are long
+PREFILL = tuple(
+    t for t in TIMES if t not in ("context", "exchanges")
+)  # a prompt reads no context yet; exchanges are long
 TPOT_TERMS = (*TIMES, "sequence", "step", *(f"prompt_{t}" for t in PREFILL))
-TTFT_TERMS = (*PREFILL, *(f"load_{t}" for t in PREFILL), *(f"start_{f}" for f in FRAMEWORKS), "request", "tpot", "no_room")
-SEQUENCE_S, STEP_S, START_S, REQUEST_S = 1e-5, 1e-3, 1e-2, 1e-3  # units of what one sequence, step, answer or request costs
-WIDER = {Provenance.ESTIMATED: 1.0, Provenance.EXTRAPOLATED: 2.0, Provenance.UNVALIDATED: 2.0}  # of the interval, in logs
+TTFT_TERMS = (
+    *PREFILL,
+    *(f"load_{t}" for t in PREFILL),
+    *(f"start_{f}" for f in FRAMEWORKS),
+    "request",
+    "tpot",
+    "no_room",
+)
+SEQUENCE_S, STEP_S, START_S, REQUEST_S = (
+    1e-5,
+    1e-3,
+    1e-2,
+    1e-3,
+)  # units of what one sequence, step, answer or request costs
+WIDER = {
+    Provenance.ESTIMATED: 1.0,
+    Provenance.EXTRAPOLATED: 2.0,
+    Provenance.UNVALIDATED: 2.0,
+}  # of the interval, in logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +104,8 @@ def tpot_terms(d: Deployment) -> tuple[float, ...]:
 
 def ttft_terms(d: Deployment, tpot_s: float) -> tuple[float, ...]:
     """A prompt, those before it, the framework's start, and waiting for a step or for room."""
-    prefill = [getattr(d.prefill(), t) for t in PREFILL]
-    load = d.waiting_prompts()
+    prompt, load = d.prefill(), d.waiting_prompts()
+    prefill = [getattr(prompt, t) for t in PREFILL]
     starts = (START_S * (d.framework == f) for f in FRAMEWORKS)
     rest = (d.concurrency * REQUEST_S, tpot_s, d.turned_away() * d.osl * tpot_s)
     return (*prefill, *(load * t for t in prefill), *starts, *rest)
@@ -118,11 +136,12 @@ class ServingModel:
     spreads: Mapping[str, Mapping[str, tuple[float, float]]]  # device -> tpot, ttft
 
     def times(self, deployments: Sequence[Deployment]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """(TTFT, TPOT) of each, without a look at what they are worth."""
+        """(TTFT, TPOT) of each, never below the roofline, without a look at what they are worth."""
         frameworks = [d.framework for d in deployments]
-        tpot = self.tpot(np.array([tpot_terms(d) for d in deployments]), frameworks)
+        least_ttft, least_tpot = np.array([plain_roofline(d) for d in deployments]).T
+        tpot = np.maximum(self.tpot(np.array([tpot_terms(d) for d in deployments]), frameworks), least_tpot)
         terms = np.array([ttft_terms(d, s) for d, s in zip(deployments, tpot, strict=True)])
-        return self.ttft(terms, frameworks), tpot
+        return np.maximum(self.ttft(terms, frameworks), least_ttft), tpot
 
     def estimate(self, d: Deployment) -> ServingEstimate:
         """Raises DeploymentError when the weights do not fit."""
@@ -175,7 +194,9 @@ def fitted_model() -> ServingModel:
 def from_json(kept: Mapping[str, object]) -> ServingModel:
     data: dict = dict(kept)
     if (tuple(data["tpot_terms"]), tuple(data["ttft_terms"])) != (TPOT_TERMS, TTFT_TERMS):
-        raise ValueError("the kept coefficients are of other terms: fit again with `python -m optimizer.cost.serving_fit`")
+        raise ValueError(
+            "the kept coefficients are of other terms: fit again with `python -m optimizer.cost.serving_fit`"
+        )
     return ServingModel(
         tpot=Blend(tuple(data["tpot"]["coefficients"]), tuple(data["tpot"]["factors"])),
         ttft=Blend(tuple(data["ttft"]["coefficients"]), tuple(data["ttft"]["factors"])),

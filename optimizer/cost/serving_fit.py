@@ -10,6 +10,7 @@ what would be a machine used badly. All devices share their coefficients: their 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,26 +24,37 @@ from scipy.optimize import least_squares
 
 from optimizer.cost.deployment import FRAMEWORKS, plain_roofline
 from optimizer.cost.points import Point, read_points
-from optimizer.cost.serving import COEFFICIENTS, TPOT_TERMS, TTFT_TERMS, Blend, Range, ServingModel
-from optimizer.cost.serving import features as range_features
-from optimizer.cost.serving import tpot_terms, ttft_terms
+from optimizer.cost.serving import (
+    COEFFICIENTS,
+    TPOT_TERMS,
+    TTFT_TERMS,
+    Blend,
+    Range,
+    ServingModel,
+    features,
+    tpot_terms,
+    ttft_terms,
+)
 
 Floats = NDArray[np.float64]
 Bounds = tuple[float, float, float]  # least, start, most
 FREE = 400.0
 PULL, FACTOR_PULL = 0.12, 0.6  # of a coefficient's log towards its start, of a framework's towards 1
 SPREAD = (10, 90)  # percentiles
-ROOFED = {"dense": 2.0, "experts": 3.0, "attention": 2.0, "exchange": 3.0}  # of a long prompt: at most so many times its peak
+ROOFED = {
+    "dense": 2.0,
+    "experts": 3.0,
+    "attention": 2.0,
+    "exchange": 3.0,
+}  # of a long prompt: at most so many times its peak
 
 
 def tpot_bounds() -> list[Bounds]:
-    least = {"dense": 1.0, "experts": 1.0, "context": 1.0, "exchange": 1.0}
-    return [
-        (1.0, 1.5, FREE) if (name := t.removeprefix("prompt_")) in ROOFED and t != name
-        else (1.0, 1.5, FREE) if t in least
-        else (1e-5, 1.5 if t == "attention" else 5.0, FREE)
-        for t in TPOT_TERMS
-    ]  # fmt: skip
+    bounds: list[Bounds] = []
+    for term in TPOT_TERMS:
+        bytes_or_operations = term.removeprefix("prompt_") in (*ROOFED, "context") and term != "attention"
+        bounds.append((1.0, 1.5, FREE) if bytes_or_operations else (1e-5, 1.5 if term == "attention" else 5.0, FREE))
+    return bounds
 
 
 def ttft_bounds() -> list[Bounds]:
@@ -59,7 +71,9 @@ def ttft_bounds() -> list[Bounds]:
     return bounds
 
 
-def fit_blend(terms: Floats, frameworks: Sequence[str], measured: Floats, votes: Floats, bounds: Sequence[Bounds]) -> Blend:
+def fit_blend(
+    terms: Floats, frameworks: Sequence[str], measured: Floats, votes: Floats, bounds: Sequence[Bounds]
+) -> Blend:
     """Coefficients and framework factors that come closest to `measured` in logs. terms [points, terms], the rest [points]."""
     least, start, most = (np.log(np.array(column)) for column in zip(*bounds, strict=True))
     is_framework = np.array([[f == name for name in FRAMEWORKS[1:]] for f in frameworks], dtype=float)
@@ -90,7 +104,7 @@ def fit(points: Sequence[Point]) -> ServingModel:
     steps = tpot(terms, frameworks)
     terms = np.array([ttft_terms(d, s) for d, s in zip(deployments, steps, strict=True)])
     ttft = fit_blend(terms, frameworks, np.array([p.ttft_s for p in points]), votes, ttft_bounds())
-    seen = [range_features(d) for d in deployments]
+    seen = [features(d) for d in deployments]
     formats: dict[str, set[str]] = {}
     for d in deployments:
         formats.setdefault(d.device.name, set()).add(d.weights)
@@ -114,15 +128,17 @@ class HeldOut:
 
     def errors(self, what: str, device: str = "", model: str = "") -> Floats:
         """Relative errors of `ttft` or `tpot`, of a device's or an architecture's points."""
-        measured = np.array([getattr(p, f"{what}_s") for p in self.points])
+        measured = self.measured(what)
         return (np.abs(getattr(self, what) - measured) / measured)[self.of(device, model)]
 
     def plain_errors(self, what: str, device: str = "", model: str = "") -> Floats:
         """The same of the plain roofline."""
-        which = 0 if what == "ttft" else 1
-        plain = np.array([plain_roofline(p.deployment)[which] for p in self.points])
-        measured = np.array([getattr(p, f"{what}_s") for p in self.points])
+        plain = np.array([plain_roofline(p.deployment)[what == "tpot"] for p in self.points])
+        measured = self.measured(what)
         return (np.abs(plain - measured) / measured)[self.of(device, model)]
+
+    def measured(self, what: str) -> Floats:
+        return np.array([getattr(p, f"{what}_s") for p in self.points])
 
     def of(self, device: str = "", model: str = "") -> NDArray[np.bool_]:
         names = [(p.deployment.device.name, p.deployment.model.name) for p in self.points]
@@ -134,8 +150,7 @@ class HeldOut:
             rows = self.of(device)
             result[device] = {}
             for what in ("tpot", "ttft"):
-                measured = np.array([getattr(p, f"{what}_s") for p in self.points])
-                low, high = np.percentile(np.log(measured / getattr(self, what))[rows], SPREAD)
+                low, high = np.percentile(np.log(self.measured(what) / getattr(self, what))[rows], SPREAD)
                 result[device][what] = (float(low), float(high))
         return result
 
@@ -160,8 +175,6 @@ def hold_out(points: Sequence[Point]) -> HeldOut:
 
 def to_json(model: ServingModel, held_out: HeldOut, source: Path) -> dict[str, Any]:
     """What is kept: the fitted model, how well it did on held-out models, and where it comes from."""
-    import datetime
-
     points = held_out.points
     kept = asdict(model) | {"spreads": held_out.spreads(), "tpot_terms": TPOT_TERMS, "ttft_terms": TTFT_TERMS}
     kept["ranges"] = {name: (r.low, r.high) for name, r in model.ranges.items()}
