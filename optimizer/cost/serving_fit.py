@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from optimizer.cost.deployment import FRAMEWORKS, plain_roofline
 from optimizer.cost.points import Point, read_points
+from optimizer.cost.positive_fit import Floats, Prior, fit_positive
 from optimizer.cost.serving import (
     COEFFICIENTS,
     TPOT_TERMS,
@@ -36,7 +36,6 @@ from optimizer.cost.serving import (
     ttft_terms,
 )
 
-Floats = NDArray[np.float64]
 Bounds = tuple[float, float, float]  # least, start, most
 FREE = 400.0
 PULL, FACTOR_PULL = 0.12, 0.6  # of a coefficient's log towards its start, of a framework's towards 1
@@ -75,24 +74,10 @@ def fit_blend(
     terms: Floats, frameworks: Sequence[str], measured: Floats, votes: Floats, bounds: Sequence[Bounds]
 ) -> Blend:
     """Coefficients and framework factors that come closest to `measured` in logs. terms [points, terms], the rest [points]."""
-    least, start, most = (np.log(np.array(column)) for column in zip(*bounds, strict=True))
-    is_framework = np.array([[f == name for name in FRAMEWORKS[1:]] for f in frameworks], dtype=float)
-    n, extra, root, target = len(start), is_framework.shape[1], np.sqrt(votes)[:, None], np.log(measured)
-    pulls = np.diag(np.concatenate([np.full(n, PULL), np.full(extra, FACTOR_PULL)]))
-    origin = np.concatenate([np.clip(start, least + 1e-3, most - 1e-3), np.zeros(extra)])
-
-    def residuals(x: Floats) -> Floats:
-        off = np.log(terms @ np.exp(x[:n])) + is_framework @ x[n:] - target
-        return np.concatenate([root[:, 0] * off, pulls @ (x - origin)])
-
-    def jacobian(x: Floats) -> Floats:
-        parts = terms * np.exp(x[:n])
-        slopes = np.concatenate([parts / parts.sum(1, keepdims=True), is_framework], axis=1)
-        return np.concatenate([root * slopes, pulls])
-
-    limits = np.concatenate([least, np.full(extra, -1.5)]), np.concatenate([most, np.full(extra, 1.5)])
-    found = least_squares(residuals, origin, jac=jacobian, bounds=limits, loss="soft_l1", f_scale=0.2, max_nfev=400).x
-    return Blend(tuple(np.exp(found[:n]).tolist()), (1.0, *np.exp(found[n:]).tolist()))
+    least, start, most = (np.array(column) for column in zip(*bounds, strict=True))
+    member = np.array([[f == name for name in FRAMEWORKS[1:]] for f in frameworks], dtype=float)
+    coefficients, factors = fit_positive(terms, measured, Prior(start, least, most, PULL), votes, member, FACTOR_PULL)
+    return Blend(tuple(coefficients.tolist()), (1.0, *factors.tolist()))
 
 
 def fit(points: Sequence[Point]) -> ServingModel:
