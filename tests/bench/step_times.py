@@ -34,7 +34,7 @@ DECODE = [(b, c) for b in (1, 2, 3, 4, 6, 8, 12, 16, 24) for c in (16, 128, 512,
 PREFILL = [(n, past) for n in (16, 32, 64, 128, 256, 512) for past in (0, 256, 1024) if n * (n / 2 + past) <= 300_000]
 MIXED = [(b, n, c) for b in (2, 8) for n in (64, 192) for c in (128, 768)]
 DTYPE = "bfloat16"
-PASSES, BLOCK_S, MOST_RUNS = 5, 0.03, 16
+PASSES, BLOCK_S, MOST_RUNS = 4, 0.025, 12
 POOL_BYTES = 512 << 20
 PADDED = 8192 + 24 * 64 + 1024 + 512  # tokens of the largest shape, with partly filled blocks
 
