@@ -178,10 +178,10 @@ class ServingModel:
         return (Provenance.EXTRAPOLATED, tuple(beyond)) if beyond else (Provenance.ESTIMATED, ())
 
     def _interval(self, what: str, d: Deployment, provenance: Provenance) -> tuple[float, float]:
-        """Factors of the estimate. A device without points of its own has the widest of all."""
+        """Factors of the estimate. A device without points of its own has what the others have on average, then widened."""
         own = self.spreads.get(d.device.name)
         spreads = [s[what] for s in ([own] if own else self.spreads.values())]
-        low, high = min(s[0] for s in spreads), max(s[1] for s in spreads)
+        low, high = (float(np.mean(ends)) for ends in zip(*spreads, strict=True))
         return math.exp(min(low, 0.0) * WIDER[provenance]), math.exp(max(high, 0.0) * WIDER[provenance])
 
 
