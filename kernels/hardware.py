@@ -42,14 +42,20 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Datasheet:
-    """A maker's figures, used only where nothing could be measured, and shown with their source."""
+    """A maker's figures of one device, used only where nothing could be measured, and shown with their source.
+
+    Rates are of dense products. `gemm_fp4_flops` is None where four-bit numbers are not multiplied as they are.
+    """
 
     name: str
-    kind: str  # cpu | gpu
+    kind: str  # cpu | gpu | accelerator
     read_gbs: float
     gemm_bf16_flops: float
     gemm_f32_flops: float
-    memory: int
+    gemm_fp8_flops: float
+    gemm_fp4_flops: float | None
+    link_gbs: float  # to the other devices of its node or rack, both directions together
+    memory: float  # bytes
     source: str
     provenance: str = "datasheet"
 

@@ -30,6 +30,17 @@ class Verdict(enum.StrEnum):
     NOT_APPLICABLE = "not_applicable"
 
 
+class Provenance(enum.StrEnum):
+    """What stands behind a figure, best first. A badge beside every estimate."""
+
+    MEASURED = "measured"
+    FITTED = "fitted"  # on measurements of this machine
+    ROOFLINE = "roofline"  # from measured ceilings alone
+    ESTIMATED = "estimated"  # from specifications, checked against published points
+    EXTRAPOLATED = "extrapolated"  # outside what was fitted
+    UNVALIDATED = "unvalidated"  # nothing was there to check against
+
+
 MEASURED = frozenset({State.KEEP, State.MARGINAL, State.RETEST, State.DISCARD})
 
 
@@ -78,7 +89,7 @@ class Estimate:
     ratio: float
     low: float
     high: float
-    provenance: str  # roofline | fitted | unvalidated
+    provenance: str  # a Provenance
     detail: dict[str, float] = field(default_factory=dict)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from optimizer.cost.roofline import Workload
-from optimizer.records import MEASURED, Estimate, Experiment
+from optimizer.records import MEASURED, Estimate, Experiment, Provenance
 
 # which operators an idea of a focus can bring towards their floor
 REACH: Mapping[str, tuple[str, ...]] = {
@@ -46,7 +46,8 @@ class CostModel:
         precision = 1 / PRIOR_SD**2 + len(seen) / NOISE_SD**2
         mean = prior + sum(seen) / NOISE_SD**2 / precision
         spread = Z80 * math.sqrt(1 / precision + NOISE_SD**2)
-        provenance = "fitted" if len(seen) > 1 else "roofline" if self.measured_ceilings else "unvalidated"
+        unmeasured = Provenance.ROOFLINE if self.measured_ceilings else Provenance.UNVALIDATED
+        provenance = Provenance.FITTED if len(seen) > 1 else unmeasured
         low, mid, high = (min(math.exp(mean + d), bound) for d in (-spread, 0.0, spread))
         detail = {"bound": bound, "roofline": math.exp(prior), "seen": float(len(seen)), "expected": expected}
         return Estimate(artifact_hash, mid, low, high, provenance, detail)

@@ -73,7 +73,19 @@ def test_a_machine_without_the_driver_has_no_gpu(monkeypatch: pytest.MonkeyPatch
 
 def test_datasheets_are_labelled_as_such() -> None:
     sheets = hardware.datasheets()
-    assert sheets and all(s.provenance == "datasheet" and s.source and s.read_gbs > 0 for s in sheets.values())
+    assert sheets and all(s.provenance == "datasheet" and "https://" in s.source for s in sheets.values())
+
+
+def test_specifications_are_of_dense_products_and_agree_with_each_other() -> None:
+    sheets = hardware.datasheets()
+    devices = ("H100 SXM", "H200 SXM", "B200", "GB200", "B300", "GB300")
+    assert {f"NVIDIA {d}" for d in devices} | {"AWS Trainium2"} <= set(sheets)
+    for sheet in sheets.values():
+        assert 0 < sheet.gemm_f32_flops < sheet.gemm_bf16_flops, sheet.name
+        # eight bits twice as fast: a sparse rate in one of the two columns would make it 4 or 1
+        assert 1.9 < sheet.gemm_fp8_flops / sheet.gemm_bf16_flops < 2.1, sheet.name
+        assert sheet.gemm_fp4_flops is None or 1.9 < sheet.gemm_fp4_flops / sheet.gemm_fp8_flops < 3.1, sheet.name
+        assert 50e9 < sheet.memory < 400e9 and 1000 < sheet.read_gbs < 10000 and sheet.link_gbs > 500, sheet.name
 
 
 def test_ceilings_are_measured_once_and_read_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
