@@ -209,7 +209,13 @@ class Step {  // one thread's view of a running step
     const int64_t half = m_.head_dim / 2;
     const float *cos = m_.cos + position * half, *sin = m_.sin + position * half;
     add_bias(x, bias);
-    for (int64_t d = 0; d < half; d++) {
+    const int64_t whole = half / LANES * LANES;
+    for (int64_t d = 0; d < whole; d += LANES) {
+      const V a = vload(x + d), b = vload(x + d + half), c = vload(cos + d), s = vload(sin + d);
+      vstore(x + d, vsub(vmul(a, c), vmul(b, s)));
+      vstore(x + d + half, vadd(vmul(b, c), vmul(a, s)));
+    }
+    for (int64_t d = whole; d < half; d++) {
       const float a = x[d], c = x[d + half];
       x[d] = a * cos[d] - c * sin[d];
       x[d + half] = c * cos[d] + a * sin[d];
