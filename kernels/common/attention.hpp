@@ -38,7 +38,7 @@ struct Cache {
 
 // One span's contribution to one query row.
 struct Partial {
-  float maximum, weight;
+  float maximum, weight;  // the maximum as a power of two: scores are exponents of two from `soften` on
 };
 
 // Writes the key and value (float32, rotated) of one token and head into the cache.
@@ -46,11 +46,10 @@ static inline void write_cache(const Cache& c, int64_t slot, int head, const flo
   const int64_t block = slot / c.block_size, at = slot % c.block_size;
   bf16* k = c.key_block(block, head) + at * 2;
   bf16* v = c.value_block(block, head) + (at / 2) * c.head_dim * 2 + (at & 1);
-  for (int d = 0; d < c.head_dim; d += 2) {
-    k[int64_t(d / 2) * c.block_size * 2] = to_bf16(key[d]);
-    k[int64_t(d / 2) * c.block_size * 2 + 1] = to_bf16(key[d + 1]);
-  }
-  for (int d = 0; d < c.head_dim; d++) v[d * 2] = to_bf16(value[d]);
+  bf16 rounded[2][MAX_HEAD_DIM];
+  for (int d = 0; d < c.head_dim; d += LANES) vstore_bf16(rounded[0] + d, vload(key + d)), vstore_bf16(rounded[1] + d, vload(value + d));
+  for (int d = 0; d < c.head_dim; d += 2) std::memcpy(k + int64_t(d) * c.block_size, rounded[0] + d, 2 * sizeof(bf16));
+  for (int d = 0; d < c.head_dim; d++) v[d * 2] = rounded[1][d];
 }
 
 // Calls f(integral_constant<tile rows>, first row), the tile sizes being few so that a build stays quick.
@@ -69,51 +68,61 @@ static __attribute__((noinline)) void scores_tile(const bf16* q, const Cache& c,
   V acc[MR][NV];
   clear(acc);
   tile<MR, NV, PM_KV_PREFETCH != 0>(q, c.head_dim, keys, c.block_size * 2, c.head_dim / 2, ahead, acc);
-  for (int i = 0; i < MR; i++)
-    for (int j = 0; j < NV; j++) vstore(out + i * PM_SPAN + j * 16, acc[i][j]);
+  store(acc, out, PM_SPAN);
 }
 
-static inline void block_scores(int rows, const bf16* q, const Cache& c, const bf16* keys, int64_t ahead, float* out) {
+// out[rows][tokens rounded up to 16] (row stride PM_SPAN) = q . the first `tokens` keys of a block
+static inline void block_scores(int rows, const bf16* q, const Cache& c, const bf16* keys, int tokens, int64_t ahead, float* out) {
   for_attention_tiles(rows, [&](auto mr, int at) {
     int t = 0;
-    for (; t + 32 <= c.block_size; t += 32) scores_tile<mr(), 2>(q + at * c.head_dim, c, keys + t * 2, at ? 0 : ahead, out + at * PM_SPAN + t);
-    if (t < c.block_size) scores_tile<mr(), 1>(q + at * c.head_dim, c, keys + t * 2, at ? 0 : ahead, out + at * PM_SPAN + t);
+    for (; t + LANES < tokens; t += 32) scores_tile<mr(), 2>(q + at * c.head_dim, c, keys + t * 2, at ? 0 : ahead, out + at * PM_SPAN + t);
+    if (t < tokens) scores_tile<mr(), 1>(q + at * c.head_dim, c, keys + t * 2, at ? 0 : ahead, out + at * PM_SPAN + t);
   });
 }
 
-// sum[MR][16 * NV] (row stride head_dim) += p[MR, tokens] (row stride PM_SPAN) . values
+struct Span {  // of one head: its blocks in the order they are read, keys, then values
+  const Cache& cache;
+  const int32_t* blocks;
+  int head, count;
+  const bf16* keys(int b) const { return cache.key_block(blocks[b], head); }
+  const bf16* values(int b) const { return cache.value_block(blocks[b], head); }
+  const char* place(int i) const { return (const char*)(i < count ? keys(i) : values(i - count)); }
+  // Distance in bytes from one to that PM_KV_PREFETCH further on.
+  int64_t ahead(int i) const { return i + PM_KV_PREFETCH < 2 * count ? place(i + PM_KV_PREFETCH) - place(i) : 0; }
+};
+
+// out[MR][16 * NV] (row stride head_dim) = p[MR, tokens] (row stride PM_SPAN) . values, dimensions from d on
 template <int MR, int NV>
-static __attribute__((noinline)) void values_tile(const bf16* p, const Cache& c, const bf16* values, int tokens, int64_t ahead, float* sum) {
+static __attribute__((noinline)) void values_tile(const bf16* p, const Span& s, int tokens, int d, bool fetch, float* out) {
+  const int size = s.cache.block_size, head_dim = s.cache.head_dim;
   V acc[MR][NV];
-  PM_UNROLL_LOOP(14)
-  for (int i = 0; i < MR; i++)
-    PM_UNROLL_LOOP(4)
-    for (int j = 0; j < NV; j++) acc[i][j] = vload(sum + i * c.head_dim + j * 16);
-  tile<MR, NV, PM_KV_PREFETCH != 0>(p, PM_SPAN, values, c.head_dim * 2, tokens / 2, ahead, acc);
+  clear(acc);
+  for (int b = 0; b < s.count; b++) {
+    const int64_t pairs = (b + 1 < s.count ? size : tokens - b * size) / 2;
+    tile<MR, NV, PM_KV_PREFETCH != 0>(p + b * size, PM_SPAN, s.values(b) + d * 2, head_dim * 2, pairs, fetch ? s.ahead(s.count + b) : 0, acc);
+  }
   if (tokens & 1) {  // the last pair's second token is not part of the context: its bits must not count, not even times zero
-    const int64_t q = tokens / 2;
+    const bf16* last = s.values(s.count - 1) + (tokens - 1) % size * head_dim + d * 2;
     PM_UNROLL_LOOP(4)
     for (int j = 0; j < NV; j++) {
-      const W v = wlow(wload(values + q * c.head_dim * 2 + j * 32));
+      const W v = wlow(wload(last + j * 32));
       PM_UNROLL_LOOP(14)
-      for (int i = 0; i < MR; i++) acc[i][j] = dot2(acc[i][j], v, wpair(load_pair(p + i * PM_SPAN + 2 * q)));
+      for (int i = 0; i < MR; i++) acc[i][j] = dot2(acc[i][j], v, wpair(load_pair(p + i * PM_SPAN + tokens - 1)));
     }
   }
-  PM_UNROLL_LOOP(14)
-  for (int i = 0; i < MR; i++)
-    PM_UNROLL_LOOP(4)
-    for (int j = 0; j < NV; j++) vstore(sum + i * c.head_dim + j * 16, acc[i][j]);
+  store(acc, out, head_dim);
 }
 
-static inline void block_values(int rows, const bf16* p, const Cache& c, const bf16* values, int tokens, int64_t ahead, float* sum) {
+static inline void span_values(int rows, const bf16* p, const Span& s, int tokens, float* out) {
+  const int head_dim = s.cache.head_dim;
   for_attention_tiles(rows, [&](auto mr, int at) {
     int d = 0;
-    for (; d + 32 <= c.head_dim; d += 32) values_tile<mr(), 2>(p + at * PM_SPAN, c, values + d * 2, tokens, at ? 0 : ahead, sum + at * c.head_dim + d);
-    if (d < c.head_dim) values_tile<mr(), 1>(p + at * PM_SPAN, c, values + d * 2, tokens, at ? 0 : ahead, sum + at * c.head_dim + d);
+    for (; d + 32 <= head_dim; d += 32) values_tile<mr(), 2>(p + at * PM_SPAN, s, tokens, d, at == 0, out + at * head_dim + d);
+    if (d < head_dim) values_tile<mr(), 1>(p + at * PM_SPAN, s, tokens, d, at == 0, out + at * head_dim + d);
   });
 }
 
-// Turns the first `valid` scores of a row into weights: p[0:padded] bf16 (zero past `valid`), their maximum and sum.
+// Turns the first `valid` scores of a row into weights: p[0:padded] bf16 (zero past `valid`), their maximum and sum. scale > 0.
 static inline Partial soften(float* s, bf16* p, int valid, int padded, float scale) {
   if (valid <= 0) {
     std::memset(p, 0, sizeof(bf16) * size_t(padded));
@@ -121,15 +130,14 @@ static inline Partial soften(float* s, bf16* p, int valid, int padded, float sca
   }
   V most = vset(MINUS_INF);
   for (int t = 0; t < padded; t += LANES) {
-    V x = vmul(vload(s + t), vset(scale));
-    if (t + LANES > valid) x = vfirst(x, valid > t ? valid - t : 0, MINUS_INF);
-    vstore(s + t, x);
+    V x = vload(s + t);
+    if (t + LANES > valid) vstore(s + t, x = vfirst(x, valid > t ? valid - t : 0, MINUS_INF));
     most = vmax(most, x);
   }
-  const float maximum = vmaximum(most);
+  const float maximum = vmaximum(most) * (scale * LOG2E);
   V total = vzero();
   for (int t = 0; t < padded; t += LANES) {
-    const V e = vexp(vsub(vload(s + t), vset(maximum)));
+    const V e = vexp2(vfma(vload(s + t), vset(scale * LOG2E), vset(-maximum)));
     vstore_bf16(p + t, e);
     total = vadd(total, e);
   }
@@ -142,18 +150,12 @@ static void attend_span(int rows, const bf16* q, const Cache& c, const int32_t* 
   alignas(64) bf16 p[PM_ATTENTION_ROWS * PM_SPAN];
   int most = 0;
   for (int i = 0; i < rows; i++) most = valid[i] > most ? valid[i] : most;
-  const int count = (most + c.block_size - 1) / c.block_size, padded = count * c.block_size;
-  // The blocks in the order they are read: keys, then values. Distance in bytes from one to that PM_KV_PREFETCH further on.
-  const auto place = [&](int i) { return (const char*)(i < count ? c.key_block(blocks[i], head) : c.value_block(blocks[i - count], head)); };
-  const auto ahead = [&](int i) { return i + PM_KV_PREFETCH < 2 * count ? place(i + PM_KV_PREFETCH) - place(i) : 0; };
-  for (int b = 0; b < count; b++)
-    block_scores(rows, q, c, c.key_block(blocks[b], head), ahead(b), s + b * c.block_size);
+  const int size = c.block_size, padded = int(round_up(most, LANES));
+  const Span span = {c, blocks, head, (most + size - 1) / size};
+  for (int b = 0; b < span.count; b++)
+    block_scores(rows, q, c, span.keys(b), most - b * size < size ? most - b * size : size, span.ahead(b), s + b * size);
   for (int i = 0; i < rows; i++) parts[i] = soften(s + i * PM_SPAN, p + i * PM_SPAN, valid[i], padded, scale);
-  std::memset(out, 0, sizeof(float) * size_t(rows * c.head_dim));
-  for (int b = 0; b < count; b++) {
-    const int left = most - b * c.block_size;
-    block_values(rows, p + b * c.block_size, c, c.value_block(blocks[b], head), left < c.block_size ? left : c.block_size, ahead(count + b), out);
-  }
+  span_values(rows, p, span, most, out);
 }
 
 // Merges span (b, values) into the running (a, sum).
@@ -166,9 +168,9 @@ static inline void merge(Partial& a, float* sum, const Partial& b, const float* 
   }
   const float maximum = a.maximum > b.maximum ? a.maximum : b.maximum;
   float factors[LANES];
-  vstore(factors, vexp(vset(a.maximum - maximum)));
+  vstore(factors, vexp2(vset(a.maximum - maximum)));
   const float fa = factors[0];
-  vstore(factors, vexp(vset(b.maximum - maximum)));
+  vstore(factors, vexp2(vset(b.maximum - maximum)));
   const float fb = factors[0];
   for (int d = 0; d < head_dim; d += LANES)
     vstore(sum + d, vfma(vload(values + d), vset(fb), vmul(vload(sum + d), vset(fa))));

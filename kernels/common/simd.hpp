@@ -84,6 +84,10 @@ static inline V vsub(V a, V b) { return _mm512_sub_ps(a, b); }
 static inline V vmul(V a, V b) { return _mm512_mul_ps(a, b); }
 static inline V vdiv(V a, V b) { return _mm512_div_ps(a, b); }
 static inline V vfma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+static inline V vinverse(V a) {  // 1 / a of a normal number, relative error below 2e-7
+  const V r = _mm512_rcp14_ps(a);
+  return _mm512_fmadd_ps(_mm512_fnmadd_ps(a, r, vset(1.f)), r, r);
+}
 static inline V vmax(V a, V b) { return _mm512_max_ps(a, b); }
 static inline float vsum(V a) { return _mm512_reduce_add_ps(a); }
 static inline float vmaximum(V a) { return _mm512_reduce_max_ps(a); }
@@ -160,6 +164,7 @@ static inline V vsub(V x, V y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(
 static inline V vmul(V x, V y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 static inline V vdiv(V x, V y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
 static inline V vfma(V x, V y, V z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+static inline V vinverse(V x) { return vdiv(vset(1.f), x); }
 static inline V vmax(V x, V y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 static inline float vsum(V x) {
   float t[8], s = 0;
@@ -269,6 +274,7 @@ static inline V vsub(V a, V b) { PM_EACH(a.v[i] - b.v[i]); }
 static inline V vmul(V a, V b) { PM_EACH(a.v[i] * b.v[i]); }
 static inline V vdiv(V a, V b) { PM_EACH(a.v[i] / b.v[i]); }
 static inline V vfma(V a, V b, V c) { PM_EACH(a.v[i] * b.v[i] + c.v[i]); }
+static inline V vinverse(V a) { PM_EACH(1.f / a.v[i]); }
 static inline V vmax(V a, V b) { PM_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 static inline float vsum(V a) {
   float s = 0;
@@ -347,23 +353,21 @@ static inline I dot4(I acc, I weights, I inputs) {
 
 #endif
 
-static inline V vexp(V x) {  // relative error below 2e-7; below -87 the result is 0, so a masked score (-inf) weighs nothing
-  const float low = -87.f;
-  V y = vmax(x, vset(low));
-  V n = vround(vmul(y, vset(1.44269504088896341f)));
-  V r = vfma(n, vset(-0.693359375f), y);
-  r = vfma(n, vset(2.12194440e-4f), r);
-  V p = vset(1.9875691500e-4f);
-  p = vfma(p, r, vset(1.3981999507e-3f));
-  p = vfma(p, r, vset(8.3334519073e-3f));
-  p = vfma(p, r, vset(4.1665795894e-2f));
-  p = vfma(p, r, vset(1.6666665459e-1f));
-  p = vfma(p, r, vset(5.0000001201e-1f));
-  p = vfma(vmul(p, r), r, vadd(r, vset(1.f)));
+constexpr float LOG2E = 1.44269504088896341f;
+
+static inline V vexp2(V x) {  // relative error below 3e-7; below -126 the result is 0, so a masked score (-inf) weighs nothing
+  const float low = -126.f;
+  const V y = vmax(x, vset(low)), n = vround(y), f = vsub(y, n);
+  V p = vset(1.3276471992533978e-3f);
+  p = vfma(p, f, vset(9.675541334453752e-3f));
+  p = vfma(p, f, vset(5.5507132734978495e-2f));
+  p = vfma(p, f, vset(2.4022119723839974e-1f));
+  p = vfma(p, f, vset(6.931469670647609e-1f));
+  p = vfma(p, f, vset(1.f));
   return vzero_below(vscale2(p, n), x, low);
 }
 
-static inline V vsilu(V x) { return vdiv(x, vadd(vset(1.f), vexp(vsub(vzero(), vmax(x, vset(-80.f)))))); }
+static inline V vsilu(V x) { return vmul(x, vinverse(vadd(vset(1.f), vexp2(vmul(vmax(x, vset(-80.f)), vset(-LOG2E)))))); }
 
 static inline void vstore_first(float* p, V a, int n) {  // the first n lanes
   if (n >= LANES) return vstore(p, a);

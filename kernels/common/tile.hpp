@@ -41,6 +41,15 @@ static inline __attribute__((always_inline)) void clear(V (&acc)[MR][NV]) {
     for (int j = 0; j < NV; j++) acc[i][j] = vzero();
 }
 
+// out[MR][16 * NV] = acc. Unrolled, or the compiler keeps the sums in memory as well.
+template <int MR, int NV>
+static inline __attribute__((always_inline)) void store(const V (&acc)[MR][NV], float* out, int64_t stride) {
+  PM_UNROLL_LOOP(14)
+  for (int i = 0; i < MR; i++)
+    PM_UNROLL_LOOP(4)
+    for (int j = 0; j < NV; j++) vstore(out + i * stride + j * 16, acc[i][j]);
+}
+
 // Calls f(integral_constant<rows>) for a number of rows known at run time only, 1 to MOST.
 template <int MOST, class F>
 static inline void with_rows(int rows, F&& f) {

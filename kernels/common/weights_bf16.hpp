@@ -93,8 +93,7 @@ static __attribute__((noinline)) void panel_product(const bf16* x, int64_t ldx, 
   V acc[MR][PM_PANEL_VECS];
   clear(acc);
   tile<MR, PM_PANEL_VECS, FIRST && PM_PREFETCH>(x, ldx, w + p * PANEL * pairs * 2, PANEL * 2, pairs, PM_PREFETCH, acc);
-  for (int i = 0; i < MR; i++)
-    for (int j = 0; j < PM_PANEL_VECS; j++) vstore(out + i * PANEL + j * 16, acc[i][j]);
+  store(acc, out, PANEL);
 }
 
 #else

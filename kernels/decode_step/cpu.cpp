@@ -4,8 +4,9 @@
 // each matrix's panels, and barriers part the phases of a layer:
 //   norm + qkv | rope + cache write | attention | out projection + residual | norm + gate/up | down projection + residual
 // The residual stays float32 from the embedding to the last norm. With few rows each thread norms all of them for itself
-// (no barrier, and the input stays in its own L1); with many the rows are shared out. The last layer ends with the rows whose
-// logits are asked for.
+// (no barrier, and the input stays in its own L1); with many the rows are shared out. With very many (a prefill) each thread takes
+// strips of PM_STRIP rows through all phases but attention by itself, which leaves two barriers a layer and a strip in its own L2.
+// The last layer ends with the rows whose logits are asked for.
 // A row's result does not depend on the other rows, their number, the thread count or the chunking.
 #include <initializer_list>
 
@@ -17,6 +18,9 @@
 #endif
 #ifndef PM_NEXT_PREFETCH  // bytes of the next phase's weights fetched before a barrier
 #define PM_NEXT_PREFETCH 0
+#endif
+#ifndef PM_STRIP  // rows that a thread takes through a layer by itself once every thread has that many; 0: all rows go together
+#define PM_STRIP 64
 #endif
 
 extern "C" {
@@ -101,26 +105,48 @@ Buffers lay_out(const ModelWeights& m, const StepInput& s) {
 class Step {  // one thread's view of a running step
  public:
   Step(const ModelWeights& m, const StepInput& s, Buffers& b, Barrier& barrier, int id, int threads)
-      : m_(m), s_(s), b_(b), barrier_(barrier), id_(id), threads_(threads), live_{s.rows, b.residual, b.attended} {}
+      : m_(m), s_(s), b_(b), barrier_(barrier), id_(id), threads_(threads), live_{0, s.rows, b.residual, b.attended} {}
 
   void run() {
     embed();
     wait();
     for (int64_t l = 0; l < m_.layers; l++) layer(l);
+    wait();
     logits();
   }
 
  private:
-  struct Rows {  // those that the rest of a layer works on: all, or in the last layer the ones whose logits are asked for
-    int64_t count;
+  struct Rows {  // those in work: all, a strip of them, or in the last layer the ones whose logits are asked for
+    int64_t first, count;
     float* residual;
     bf16* attended;
   };
 
   void wait() { barrier_.wait(threads_); }
-  Range mine(int64_t count) const { return share(count, id_, threads_); }
-  Range mine(const Matrix& w) const { return share_panels(w.panels(), id_, threads_); }
-  bool own(int64_t rows) const { return threads_ == 1 || rows <= PM_OWN_NORM_ROWS; }
+  void meet() {  // a barrier unless this thread works on a strip
+    if (!alone_) wait();
+  }
+  Range mine(int64_t count) const { return alone_ ? Range{0, count} : share(count, id_, threads_); }
+  Range mine(const Matrix& w) const { return alone_ ? Range{0, w.panels()} : share_panels(w.panels(), id_, threads_); }
+  bool own(int64_t rows) const { return alone_ || threads_ == 1 || rows <= PM_OWN_NORM_ROWS; }
+  int64_t strip_row() const { return alone_ ? int64_t(id_) * PM_STRIP : 0; }  // where the rows in work lie in the buffers between phases
+
+  // Calls work() for the live rows: together with the other threads, or for each strip of this thread's share. A row is always in
+  // the same thread's share, so that strips need no barrier between a layer and the next.
+  template <class Work>
+  void over_rows(Work&& work) {
+    const Rows all = live_;
+    if (!PM_STRIP || all.count < int64_t(threads_) * PM_STRIP) return work();
+    const Range r = mine(all.count);
+    alone_ = true;
+    const int64_t rows = r.end - r.begin, strips = (rows + PM_STRIP - 1) / (PM_STRIP ? PM_STRIP : 1);
+    for (int64_t i = 0; i < strips; i++) {
+      const int64_t first = r.begin + rows * i / strips, end = r.begin + rows * (i + 1) / strips;
+      live_ = {all.first + first, end - first, all.residual + first * b_.residual_stride, all.attended + first * b_.attended_stride};
+      work();
+    }
+    live_ = all, alone_ = false;
+  }
 
   void embed() {
     const Range r = mine(s_.rows);
@@ -144,6 +170,9 @@ class Step {  // one thread's view of a running step
     for (int64_t i = n; i < b_.x_stride; i++) out[i] = 0;
   }
 
+  // Where inputs of `rows` rows lie: rows that each thread makes for itself lie apart.
+  int64_t private_row(int64_t rows) const { return alone_ ? strip_row() : own(rows) ? id_ * b_.encoded_rows : 0; }
+
   // A product's inputs: `make(row)` gives row `row` as bf16, of which this thread may read all afterwards. With few rows each
   // thread makes and encodes all of them for itself, which spares a barrier; with many they are shared out.
   template <class Make>
@@ -155,7 +184,7 @@ class Step {  // one thread's view of a running step
     (void)k;
     return plain;
 #else
-    Input* to = b_.encoded + (own(rows) ? id_ * b_.encoded_rows * most_input(m_) : 0);
+    Input* to = b_.encoded + private_row(rows) * most_input(m_);
     for (int64_t row = r.begin; row < r.end; row++) encode(make(row), k, to + row * input_stride(k));
     if (!own(rows)) wait();
     (void)plain;
@@ -164,7 +193,7 @@ class Step {  // one thread's view of a running step
   }
 
   const Input* normed(const Rows& rows, const bf16* weight) {
-    bf16* to = b_.normed + (own(rows.count) ? id_ * b_.encoded_rows * b_.x_stride : 0);
+    bf16* to = b_.normed + private_row(rows.count) * b_.x_stride;
     const auto make = [&](int64_t row) {
       norm_row(rows.residual + row * b_.residual_stride, weight, to + row * b_.x_stride);
       return to + row * b_.x_stride;
@@ -197,8 +226,8 @@ class Step {  // one thread's view of a running step
     for (int i = 0; i < 3; i++) {
       const int64_t count = parts[i].panels(), begin = all.begin - first, end = all.end - first;
       const Range stretch = {begin > 0 ? begin : 0, end < count ? end : count};
-      float* to = b_.qkv + columns[i];
-      matmul(x, stride(b_.x_stride, m_.hidden), s_.rows, parts[i], PM_DEAL ? mine(parts[i]) : stretch,
+      float* to = b_.qkv + strip_row() * b_.qkv_stride + columns[i];
+      matmul(x, stride(b_.x_stride, m_.hidden), live_.count, parts[i], PM_DEAL ? mine(parts[i]) : stretch,
              [&](int64_t row, int64_t c, V y) { vstore(to + row * b_.qkv_stride + c, y); });
       first += count;
     }
@@ -209,7 +238,13 @@ class Step {  // one thread's view of a running step
     const int64_t half = m_.head_dim / 2;
     const float *cos = m_.cos + position * half, *sin = m_.sin + position * half;
     add_bias(x, bias);
-    for (int64_t d = 0; d < half; d++) {
+    const int64_t whole = half / LANES * LANES;
+    for (int64_t d = 0; d < whole; d += LANES) {
+      const V a = vload(x + d), b = vload(x + d + half), c = vload(cos + d), s = vload(sin + d);
+      vstore(x + d, vsub(vmul(a, c), vmul(b, s)));
+      vstore(x + d + half, vadd(vmul(b, c), vmul(a, s)));
+    }
+    for (int64_t d = whole; d < half; d++) {
       const float a = x[d], c = x[d + half];
       x[d] = a * cos[d] - c * sin[d];
       x[d + half] = c * cos[d] + a * sin[d];
@@ -220,15 +255,15 @@ class Step {  // one thread's view of a running step
     for (int64_t d = 0; bias && d < m_.head_dim; d++) x[d] += to_float(bias[d]);
   }
 
-  // One row and one head: the first `kv_heads` units write the cache, the others make queries.
-  void rotate_unit(const LayerWeights& w, int64_t row, int64_t unit) {
-    const int64_t hd = m_.head_dim, group = b_.attention.group, at = s_.positions[row];
-    float* qkv = b_.qkv + row * b_.qkv_stride;
+  // One live row and one head: the first `kv_heads` units write the cache, the others make queries.
+  void rotate_unit(const LayerWeights& w, const Cache& cache, int64_t live_row, int64_t unit) {
+    const int64_t row = live_.first + live_row, hd = m_.head_dim, group = b_.attention.group, at = s_.positions[row];
+    float* qkv = b_.qkv + (strip_row() + live_row) * b_.qkv_stride;
     if (unit < m_.kv_heads) {
       float *key = qkv + b_.k_column + unit * hd, *value = qkv + b_.v_column + unit * hd;
       rotate(key, w.k_bias ? w.k_bias + unit * hd : nullptr, at);
       add_bias(value, w.v_bias ? w.v_bias + unit * hd : nullptr);
-      return write_cache(b_.attention.cache, s_.slot[row], int(unit), key, value);
+      return write_cache(cache, s_.slot[row], int(unit), key, value);
     }
     const int64_t h = unit - m_.kv_heads, kv = h / group;
     rotate(qkv + h * hd, w.q_bias ? w.q_bias + h * hd : nullptr, at);
@@ -237,7 +272,8 @@ class Step {  // one thread's view of a running step
   }
 
   void attend(int64_t l) {
-    const Attention& a = b_.attention;
+    Attention a = b_.attention;
+    a.cache = cache_of(l);
     for (int64_t u = b_.next_unit[l].fetch_add(1, std::memory_order_relaxed); u < a.units(); u = b_.next_unit[l].fetch_add(1, std::memory_order_relaxed)) a.run(u);
   }
 
@@ -250,7 +286,7 @@ class Step {  // one thread's view of a running step
 
   // Once the last layer's keys and values are written, only the rows whose logits are asked for matter: they are put together.
   void keep_asked() {
-    const Rows asked = {s_.logits, b_.residual + s_.rows * b_.residual_stride, b_.attended + s_.rows * b_.attended_stride};
+    const Rows asked = {0, s_.logits, b_.residual + s_.rows * b_.residual_stride, b_.attended + s_.rows * b_.attended_stride};
     const Range r = mine(s_.logits);
     for (int64_t i = r.begin; i < r.end; i++) {
       std::memcpy(asked.residual + i * b_.residual_stride, b_.residual + s_.logit_rows[i] * b_.residual_stride, sizeof(float) * size_t(b_.residual_stride));
@@ -260,32 +296,48 @@ class Step {  // one thread's view of a running step
     wait();
   }
 
-  void layer(int64_t l) {
+  Cache cache_of(int64_t l) const {
+    Cache c = b_.attention.cache;
+    c.keys = s_.keys[l], c.values = s_.values[l];
+    return c;
+  }
+
+  void before_attention(int64_t l) {
+    const LayerWeights& w = m_.layer[l];
+    project(normed(live_, w.attention_norm), w);
+    meet();
+    const Cache cache = cache_of(l);
+    const int64_t each = m_.heads + m_.kv_heads;
+    const Range units = mine(live_.count * each);
+    for (int64_t u = units.begin; u < units.end; u++) rotate_unit(w, cache, u / each, u % each);
+  }
+
+  void after_attention(int64_t l) {
     const LayerWeights& w = m_.layer[l];
     const int64_t width = m_.heads * m_.head_dim;
     const Matrix o = {w.o, m_.hidden, width}, gate = {w.gate, m_.ffn, m_.hidden}, up = {w.up, m_.ffn, m_.hidden};
     const Matrix down = {w.down, m_.hidden, m_.ffn};
-    project(normed(live_, w.attention_norm), w);
-    if (id_ == 0) b_.attention.cache.keys = s_.keys[l], b_.attention.cache.values = s_.values[l];
-    wait();
-    const int64_t each = m_.heads + m_.kv_heads;
-    const Range units = mine(s_.rows * each);
-    for (int64_t u = units.begin; u < units.end; u++) rotate_unit(w, u / each, u % each);
-    wait();
-    attend(l);
-    fetch_ahead(o);
-    wait();
-    if (l + 1 == m_.layers) keep_asked();
     add_to_residual(live_, ready(live_.attended, b_.attended_stride, live_.count, width), stride(b_.attended_stride, width), o);
     fetch_ahead(gate);
-    wait();
+    meet();
     const Input* x = normed(live_, w.mlp_norm);
+    bf16* inner = b_.inner + strip_row() * b_.inner_stride;
     matmul_pair(x, stride(b_.x_stride, m_.hidden), live_.count, gate, up, mine(gate),
-                [&](int64_t row, int64_t c, V g, V u) { vstore_bf16(b_.inner + row * b_.inner_stride + c, vmul(vsilu(g), u)); });
+                [&](int64_t row, int64_t c, V g, V u) { vstore_bf16(inner + row * b_.inner_stride + c, vmul(vsilu(g), u)); });
     fetch_ahead(down);
+    meet();
+    add_to_residual(live_, ready(inner, b_.inner_stride, live_.count, m_.ffn), stride(b_.inner_stride, m_.ffn), down);
+    meet();
+  }
+
+  void layer(int64_t l) {
+    over_rows([&] { before_attention(l); });
     wait();
-    add_to_residual(live_, ready(b_.inner, b_.inner_stride, live_.count, m_.ffn), stride(b_.inner_stride, m_.ffn), down);
+    attend(l);
+    fetch_ahead({m_.layer[l].o, m_.hidden, m_.heads * m_.head_dim});
     wait();
+    if (l + 1 == m_.layers) keep_asked();
+    over_rows([&] { after_attention(l); });
   }
 
   void logits() {
@@ -302,6 +354,7 @@ class Step {  // one thread's view of a running step
   Barrier& barrier_;
   const int id_, threads_;
   Rows live_;
+  bool alone_ = false;  // whether the live rows are a strip of this thread's
 };
 
 }  // namespace
