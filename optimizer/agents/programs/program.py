@@ -19,11 +19,11 @@ from typing import Any
 import engine
 from engine.artifacts import baseline_files
 from kernels import registry
+from kernels.precision import lowest
 from optimizer.agents.programs.edit import Part, parts, put_in
 
 BASELINE = Path(engine.__file__).parent / "baseline" / "forward.py"  # the source that parts edit: Llama's
 IMPORTS = "import torch\n"
-LOWER = ("same", "int8", "int4")  # precisions, each lower than the one before
 KERNEL_PARAMETER = re.compile(r"PM_[A-Z0-9_]+")
 
 
@@ -83,9 +83,8 @@ class Program:
 
     @property
     def precision(self) -> str:
-        """`same` as the endpoint's, or the lowest that a kernel's parameters ask for."""
-        found = (registry.load(kernel).precision(self._parameters_of(kernel)) for kernel in self.kernels)
-        return max(found, key=lambda name: LOWER.index(name), default="same")
+        """`same` as the endpoint's, or the lowest that the kernels' parameters ask for."""
+        return lowest(registry.load(kernel).precision(self._parameters_of(kernel)) for kernel in self.kernels)
 
     @property
     def mechanism(self) -> str:

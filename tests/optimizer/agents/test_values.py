@@ -24,6 +24,9 @@ TOGETHER = [
     Program.parse("paged_attention + packed_linear + postops (block_size=64, PM_SPAN=64)"),
     Program.parse("whole_step (PM_LAYOUT=0, PM_ROW_TILE=4, block_size=64)"),
     Program.parse("whole_step (PM_WEIGHT_BITS=8)"),
+    Program.parse("whole_step (PM_KV_BITS=8)"),
+    Program.parse("whole_step (PM_KV_BITS=8, PM_WEIGHT_BITS=8, layers_apart=1)"),
+    Program.parse("paged_attention + packed_linear + postops (PM_KV_BITS=8)"),
 ]
 QUANTISED_KL = 0.01  # what a declared lower precision may cost
 RUNNABLE = [p for p in [*IDEAS, *TOGETHER] if p.mechanism != "compile" and (p.mechanism != "cpp" or has_compiler())]
