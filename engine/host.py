@@ -218,8 +218,7 @@ class Host:
         blocks = torch.from_numpy(np.frombuffer(message.blocks, np.int32).astype(np.int64))
         with torch.inference_mode():
             for tensor in self.find(message).pool.tensors:
-                if tensor.is_floating_point():
-                    tensor[blocks] = message.value
+                tensor[blocks] = filling(tensor, message.value)
         return wire.Done()
 
     def status(self, message: wire.Status) -> wire.HostStatus:
@@ -233,6 +232,18 @@ class Host:
         return wire.HostStatus(
             os.getpid(), rss, torch.get_num_threads(), list(self.resident), mapping, dispatch, self.sandbox_layers
         )
+
+
+def filling(tensor: Any, value: float) -> float:
+    """What poisons `tensor` as `value` does floats: integers, which have no NaN, take their extremes, the largest for NaN."""
+    import torch
+
+    if value == 0 or tensor.is_floating_point() or tensor.is_complex():
+        return value
+    if tensor.dtype == torch.bool:
+        return True
+    limits = torch.iinfo(tensor.dtype)
+    return limits.max if not value < 0 else limits.min or limits.max  # the smallest of unsigned ones is what is clean
 
 
 def to_batch(raw: wire.WireBatch) -> Any:

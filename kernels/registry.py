@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kernels.precision import lowest
+
 ROOT = Path(__file__).resolve().parent
 SOURCES = {"cpu": "cpu.cpp", "triton": "triton.py"}  # by what an operator may be asked for
 LOCAL_INCLUDE = re.compile(r'^#include "([^"]+)"\s*$', re.MULTILINE)
@@ -66,10 +68,10 @@ class Op:
         return resolved
 
     def precision(self, values: Mapping[str, int] | None = None) -> str:
-        """What the operator computes in with these values: `same` as the endpoint, or the name of the lower precision."""
+        """What the operator computes in with these values: `same` as the endpoint, or the name of a lower precision."""
         resolved = self.resolve(values)
         named = (dict(p.precision).get(resolved[p.name]) for p in self.params)
-        return next((name for name in named if name), "same")
+        return lowest(name for name in named if name)
 
     def allows(self, values: Mapping[str, int]) -> bool:
         try:

@@ -1,6 +1,7 @@
-// Grouped-query attention over a paged bf16 cache, for one query token (decode) and many (prefill) alike.
+// Grouped-query attention over a paged cache, for one query token (decode) and many (prefill) alike.
 //
-// Cache of one layer, block b at `base + b * block_stride` (elements), holding `block_size` tokens:
+// The cache is bf16 here and 8-bit integers in kv_int8.hpp (PM_KV_BITS 8). Of one layer, block b at `base + b * block_stride`
+// (elements), holding `block_size` tokens:
 //   keys   [kv_heads][head_dim / 2][block_size][2]     a vector is 16 tokens of one pair of dimensions
 //   values [kv_heads][block_size / 2][head_dim][2]     a vector is 16 dimensions of one pair of tokens
 // so that scores and sums are the same tile product as a linear layer's, without horizontal sums.
@@ -14,6 +15,9 @@
 #include "team.hpp"
 #include "tile.hpp"
 
+#ifndef PM_KV_BITS  // bits a number of the cache: 16 or 8
+#define PM_KV_BITS 16
+#endif
 #ifndef PM_SPAN
 #define PM_SPAN 256
 #endif
@@ -23,23 +27,33 @@
 #ifndef PM_KV_PREFETCH  // cache blocks fetched ahead of the one in use: blocks lie apart, where no hardware prefetcher looks
 #define PM_KV_PREFETCH 2
 #endif
+static_assert(PM_KV_BITS == 16 || PM_KV_BITS == 8, "PM_KV_BITS is 16 or 8");
 static_assert(PM_SPAN % 64 == 0, "PM_SPAN is a multiple of 64");
 static_assert(PM_ATTENTION_ROWS >= 1 && PM_ATTENTION_ROWS <= 14, "PM_ATTENTION_ROWS is 1 to 14");
 constexpr int MAX_HEAD_DIM = 256;
 
+#if PM_KV_BITS == 16
+using Kv = bf16;
+#else
+using Kv = int8_t;
+#endif
+
 struct Cache {
-  bf16* keys;
-  bf16* values;
+  Kv* keys;
+  Kv* values;
   int64_t block_stride;
   int block_size, kv_heads, head_dim;
-  bf16* key_block(int64_t block, int head) const { return keys + block * block_stride + int64_t(head) * block_size * head_dim; }
-  bf16* value_block(int64_t block, int head) const { return values + block * block_stride + int64_t(head) * block_size * head_dim; }
+  bf16 *key_scales, *value_scales;  // of an integer cache: [kv_heads][block_size], blocks lie block_stride / head_dim apart
+  Kv* key_block(int64_t block, int head) const { return keys + block * block_stride + int64_t(head) * block_size * head_dim; }
+  Kv* value_block(int64_t block, int head) const { return values + block * block_stride + int64_t(head) * block_size * head_dim; }
 };
 
 // One span's contribution to one query row.
 struct Partial {
   float maximum, weight;  // the maximum as a power of two: scores are exponents of two from `soften` on
 };
+
+#if PM_KV_BITS == 16
 
 // Writes the key and value (float32, rotated) of one token and head into the cache.
 static inline void write_cache(const Cache& c, int64_t slot, int head, const float* key, const float* value) {
@@ -122,10 +136,16 @@ static inline void span_values(int rows, const bf16* p, const Span& s, int token
   });
 }
 
-// Turns the first `valid` scores of a row into weights: p[0:padded] bf16 (zero past `valid`), their maximum and sum. scale > 0.
-static inline Partial soften(float* s, bf16* p, int valid, int padded, float scale) {
+#endif
+
+static inline void vstore_weight(bf16* p, V a) { vstore_bf16(p, a); }
+static inline void vstore_weight(float* p, V a) { vstore(p, a); }
+
+// Turns the first `valid` scores of a row into weights: p[0:padded] (zero past `valid`; may be s), their maximum and sum. scale > 0.
+template <class P>
+static inline Partial soften(float* s, P* p, int valid, int padded, float scale) {
   if (valid <= 0) {
-    std::memset(p, 0, sizeof(bf16) * size_t(padded));
+    std::memset(p, 0, sizeof(P) * size_t(padded));
     return {MINUS_INF, 0.f};
   }
   V most = vset(MINUS_INF);
@@ -138,11 +158,15 @@ static inline Partial soften(float* s, bf16* p, int valid, int padded, float sca
   V total = vzero();
   for (int t = 0; t < padded; t += LANES) {
     const V e = vexp2(vfma(vload(s + t), vset(scale * LOG2E), vset(-maximum)));
-    vstore_bf16(p + t, e);
+    vstore_weight(p + t, e);
     total = vadd(total, e);
   }
   return {maximum, vsum(total)};
 }
+
+#if PM_KV_BITS == 8
+#include "kv_int8.hpp"
+#else
 
 // One span for a tile of query rows of one group. Row i sees `valid[i]` of the span's keys. out[rows][head_dim], parts[rows].
 static void attend_span(int rows, const bf16* q, const Cache& c, const int32_t* blocks, int head, const int* valid, float scale, float* out, Partial* parts) {
@@ -157,6 +181,8 @@ static void attend_span(int rows, const bf16* q, const Cache& c, const int32_t* 
   for (int i = 0; i < rows; i++) parts[i] = soften(s + i * PM_SPAN, p + i * PM_SPAN, valid[i], padded, scale);
   span_values(rows, p, span, most, out);
 }
+
+#endif
 
 // Merges span (b, values) into the running (a, sum).
 static inline void merge(Partial& a, float* sum, const Partial& b, const float* values, int head_dim) {

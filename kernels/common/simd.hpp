@@ -128,13 +128,14 @@ static inline V dot2(V acc, W a, W b) {                                         
 #endif
 }
 
-// I: 16 sums of int32. dot4 adds to each the products of four unsigned bytes (weights) and four signed ones (inputs).
+// I: 16 sums of int32. dot4 adds to each the products of four unsigned bytes (first) and four signed ones.
 using I = __m512i;
 static inline void vstore_int8(int8_t* p, V a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a))); }  // whole numbers
 static inline I iset(int x) { return _mm512_set1_epi32(x); }
 static inline V ifloat(I a) { return _mm512_cvtepi32_ps(a); }
 static inline I bload(const uint8_t* p) { return _mm512_loadu_si512(p); }
 static inline I bquad(uint32_t quad) { return _mm512_set1_epi32(int(quad)); }
+static inline I from_minus_128(I a) { return _mm512_xor_si512(a, _mm512_set1_epi8(-128)); }  // signed bytes as unsigned ones 128 above
 static inline I low_nibbles(I a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 static inline I high_nibbles(I a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
 static inline I dot4(I acc, I weights, I inputs) {
@@ -242,6 +243,10 @@ static inline I iset(int x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)
 static inline V ifloat(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 static inline I bload(const uint8_t* p) { return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))}; }
 static inline I bquad(uint32_t quad) { return iset(int(quad)); }
+static inline I from_minus_128(I x) {
+  const __m256i m = _mm256_set1_epi8(-128);
+  return {_mm256_xor_si256(x.a, m), _mm256_xor_si256(x.b, m)};
+}
 static inline I low_nibbles(I x) {
   const __m256i m = _mm256_set1_epi8(15);
   return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
@@ -337,6 +342,10 @@ static inline I bload(const uint8_t* p) {
   return r;
 }
 static inline I bquad(uint32_t quad) { return iset(int(quad)); }
+static inline I from_minus_128(I a) {
+  for (uint8_t& b : a.b) b ^= 128;
+  return a;
+}
 static inline I low_nibbles(I a) {
   for (uint8_t& b : a.b) b &= 15;
   return a;

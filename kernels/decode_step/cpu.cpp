@@ -1,6 +1,6 @@
 // One whole forward step of a Llama-family model over a paged cache: any number of rows, decode, prefill and mixed.
 //
-// bf16 or integer weights, bf16 cache, float32 residual and sums, float32 logits. One parallel region a step; every thread owns a share of
+// bf16 or integer weights and cache, float32 residual and sums, float32 logits. One parallel region a step; every thread owns a share of
 // each matrix's panels, and barriers part the phases of a layer:
 //   norm + qkv | rope + cache write | attention | out projection + residual | norm + gate/up | down projection + residual
 // The residual stays float32 from the embedding to the last norm. With few rows each thread norms all of them for itself
@@ -44,9 +44,10 @@ struct StepInput {  // fields as in the engine's batch
   int64_t rows, sequences, table_width, logits, block_stride;
   const int64_t *token_ids, *positions, *slot, *logit_rows;
   const int32_t *query_start, *context_len, *block_table;
-  bf16 *const *keys, *const *values;  // [layers], block 0 of each layer; block b lies block_stride elements on
-  float* out;                         // [logits, vocab]
-  void* scratch;                      // scratch_bytes() bytes
+  Kv *const *keys, *const *values;                // [layers], block 0 of each layer; block b lies block_stride elements on
+  bf16 *const *key_scales, *const *value_scales;  // [layers], of an integer cache; else null
+  float* out;                                     // [logits, vocab]
+  void* scratch;                                  // scratch_bytes() bytes
 };
 
 }  // extern "C"
@@ -90,7 +91,7 @@ Buffers lay_out(const ModelWeights& m, const StepInput& s) {
   b.inner = bump.take<bf16>(b.encoded_rows * b.inner_stride);
   b.next_unit = bump.take<std::atomic<int>>(m.layers);
   Attention& a = b.attention;
-  a.cache = {nullptr, nullptr, s.block_stride, int(m.block_size), int(m.kv_heads), int(m.head_dim)};
+  a.cache = {nullptr, nullptr, s.block_stride, int(m.block_size), int(m.kv_heads), int(m.head_dim), nullptr, nullptr};
   a.sequences = int(s.sequences), a.group = int(m.heads / m.kv_heads);
   a.rows = s.rows, a.table_width = s.table_width, a.out_stride = b.attended_stride;
   a.query_start = s.query_start, a.context_len = s.context_len, a.block_table = s.block_table;
@@ -299,6 +300,7 @@ class Step {  // one thread's view of a running step
   Cache cache_of(int64_t l) const {
     Cache c = b_.attention.cache;
     c.keys = s_.keys[l], c.values = s_.values[l];
+    if (PM_KV_BITS == 8) c.key_scales = s_.key_scales[l], c.value_scales = s_.value_scales[l];
     return c;
   }
 
@@ -360,6 +362,8 @@ class Step {  // one thread's view of a running step
 }  // namespace
 
 extern "C" {
+
+int64_t kv_bits() { return PM_KV_BITS; }
 
 // Null when the kernel can run the model, else what it cannot do.
 const char* unsupported(const ModelWeights* m) {

@@ -29,7 +29,7 @@ class StepInput(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("rows", "sequences", "table_width", "logits", "block_stride")),
         *((name, ctypes.c_void_p) for name in ("token_ids", "positions", "slot", "logit_rows")),
         *((name, ctypes.c_void_p) for name in ("query_start", "context_len", "block_table")),
-        *((name, ctypes.c_void_p) for name in ("keys", "values", "out", "scratch")),
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "key_scales", "value_scales", "out", "scratch")),
     ]
 
 
@@ -37,14 +37,15 @@ class WholeStep:
     """Runs every kind of step through `library` (built from decode_step). `memo` keeps packed weights between candidates,
     `rope(config, dtype)` gives cos and sin [positions, head_dim].
 
-    The cache is two bf16 tensors, keys [blocks, layers, kv_heads, head_dim / 2, block_size, 2] and
-    values [blocks, layers, kv_heads, block_size / 2, head_dim, 2]; with `layers_apart` two a layer, without that dimension.
+    The cache is two tensors, keys [blocks, layers, kv_heads, head_dim / n, block_size, n] and values [blocks, layers, kv_heads,
+    block_size / n, head_dim, n], bf16 with n = 2; built with PM_KV_BITS 8 int8 with n = 4, and two more tensors hold their
+    scales, bf16 [blocks, layers, kv_heads, block_size]. With `layers_apart` each a tensor a layer, without that dimension.
     """
 
     def __init__(self, library, config, weights, rope, threads, memo, block_size=32, layers_apart=False):
         self.library, self.config, self.block_size = library, config, block_size
         self.layers_apart = layers_apart and config.num_hidden_layers > 1
-        for name in ("packed_size", "scratch_bytes", "weight_layout", "panel_columns", "weight_bits", "weight_group"):
+        for name in ("packed_size", "scratch_bytes", "weight_layout", "panel_columns", "weight_bits", "weight_group", "kv_bits"):
             getattr(library, name).restype = ctypes.c_int64
         library.instruction_set_usable.restype = ctypes.c_int64
         library.unsupported.restype = ctypes.c_char_p
@@ -71,7 +72,7 @@ class WholeStep:
         if problem:
             raise ValueError(f"the step kernel cannot run this model: {problem.decode()}")
         self.scratch = torch.empty(0, dtype=torch.uint8)
-        self.pointers, self.known = [None, None], None
+        self.pointers, self.known = [], None
 
     def matrix_names(self, weights):
         """Every layer's matrices in the order a step reads them, and the head; also of layers that this model leaves out."""
@@ -137,31 +138,40 @@ class WholeStep:
         for part in ("q", "k", "v"):
             setattr(layer, f"{part}_bias", self.vector(w.get(f"{prefix}.self_attn.{part}_proj.bias")))
 
+    def kinds(self):
+        """(shape, dtype) of one head's keys, values and, of integers, their scales in one block."""
+        bits, dim, size = self.library.kv_bits(), self.config.head_dim, self.block_size
+        n, dtype = 32 // bits, torch.bfloat16 if bits == 16 else torch.int8
+        numbers = [((dim // n, size, n), dtype), ((size // n, dim, n), dtype)]
+        return numbers if bits == 16 else numbers + 2 * [((size,), torch.bfloat16)]
+
     @property
     def bytes_per_block(self):
         c = self.config
-        return 2 * 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * self.block_size
+        heads = c.num_hidden_layers * c.num_key_value_heads
+        return heads * sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in self.kinds())
 
     def allocate(self, blocks):
-        """Zeroed keys and values on large pages: two tensors whose blocks hold all layers, or with `layers_apart` a pair a layer."""
-        c, size = self.config, self.block_size
+        """Zeroed tensors on large pages: one of each kind, whose blocks hold all layers, or with `layers_apart` one a layer."""
+        c = self.config
         layers = c.num_hidden_layers
-        shape = (blocks, c.num_key_value_heads) if self.layers_apart else (blocks, layers, c.num_key_value_heads)
+        first = (blocks, c.num_key_value_heads) if self.layers_apart else (blocks, layers, c.num_key_value_heads)
         pools = []
-        for kind in ((c.head_dim // 2, size, 2), (size // 2, c.head_dim, 2)):
+        for shape, dtype in self.kinds():
             for _ in range(layers if self.layers_apart else 1):
-                pool = torch.empty(*shape, *kind, dtype=torch.bfloat16)
+                pool = torch.empty(*first, *shape, dtype=dtype)
                 self.library.use_large_pages(ctypes.c_void_p(pool.data_ptr()), ctypes.c_int64(pool.nbytes))
                 pools.append(pool.zero_())
         return tuple(pools)
 
     def layer_pointers(self, tensors):
-        """Addresses of two arrays: where each layer's keys, and values, of block 0 lie. Kept for the pool seen last."""
+        """Addresses of an array for each kind: where block 0 of each layer lies. Kept for the pool seen last."""
         if tensors is not self.known:
-            half, layers = len(tensors) // 2, range(len(self.layers))
-            for i, pools in enumerate((tensors[:half], tensors[half:])):
-                at = [pools[n].data_ptr() if half > 1 else pools[0][:, n].data_ptr() for n in layers]
-                self.pointers[i] = (ctypes.c_void_p * len(self.layers))(*at)
+            layers = len(self.layers)
+            each = layers if self.layers_apart else 1
+            kinds = [tensors[first : first + each] for first in range(0, len(tensors), each)]
+            at = [[pools[n].data_ptr() if each > 1 else pools[0][:, n].data_ptr() for n in range(layers)] for pools in kinds]
+            self.pointers = [(ctypes.c_void_p * layers)(*found) for found in at]
             self.known = tensors  # held, so that no other pool can be taken for it
         return [ctypes.addressof(pointers) for pointers in self.pointers]
 
@@ -172,7 +182,8 @@ class WholeStep:
         step.table_width, step.logits = batch.block_table.shape[1], batch.logit_rows.numel()
         for name in ("token_ids", "positions", "slot", "logit_rows", "query_start", "context_len", "block_table"):
             setattr(step, name, getattr(batch, name).data_ptr())
-        step.keys, step.values = self.layer_pointers(tensors)
+        for name, pointers in zip(("keys", "values", "key_scales", "value_scales"), self.layer_pointers(tensors), strict=False):
+            setattr(step, name, pointers)
         step.block_stride = tensors[0].stride(0)
         out = torch.empty(step.logits, self.config.vocab_size)
         step.out = out.data_ptr()

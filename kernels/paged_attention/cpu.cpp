@@ -10,9 +10,10 @@ struct AttentionInput {
   const bf16 *q, *k, *v;  // rotated: [rows, heads, head_dim], [rows, kv_heads, head_dim] twice; k null: nothing to write
   const int64_t* slot;
   const int32_t *query_start, *context_len, *block_table;
-  bf16 *keys, *values;  // one layer's cache, block b at b * block_stride elements
-  bf16* out;            // [rows, heads, head_dim]
-  void* scratch;        // attention_scratch_bytes() bytes
+  Kv *keys, *values;                // one layer's cache, block b at b * block_stride elements
+  bf16 *key_scales, *value_scales;  // of an integer cache, block b at b * block_stride / head_dim; else null
+  bf16* out;                        // [rows, heads, head_dim]
+  void* scratch;                    // attention_scratch_bytes() bytes
 };
 
 }  // extern "C"
@@ -30,7 +31,7 @@ Plan make_plan(const AttentionInput& in) {
   Plan p = {};
   Bump bump(in.scratch);
   Attention& a = p.attention;
-  a.cache = {in.keys, in.values, in.block_stride, int(in.block_size), int(in.kv_heads), int(in.head_dim)};
+  a.cache = {in.keys, in.values, in.block_stride, int(in.block_size), int(in.kv_heads), int(in.head_dim), in.key_scales, in.value_scales};
   a.sequences = int(in.sequences), a.group = int(in.heads / in.kv_heads);
   a.rows = in.rows, a.table_width = in.table_width, a.out_stride = in.heads * in.head_dim;
   a.query_start = in.query_start, a.context_len = in.context_len, a.block_table = in.block_table;
@@ -60,6 +61,8 @@ void place_row(const AttentionInput& in, const Plan& p, int64_t row) {
 }  // namespace
 
 extern "C" {
+
+int64_t kv_bits() { return PM_KV_BITS; }
 
 const char* attention_unsupported(const AttentionInput* in) {
   if (in->head_dim % 16 || in->head_dim > MAX_HEAD_DIM) return "head_dim must be a multiple of 16, at most 256";

@@ -17,8 +17,10 @@ class CacheAgent(FocusAgent):
     turns = ("explore", "explore", "combine", "tune")
 
     def tune(self, view: SearchView) -> Iterator[Program]:
-        """Block sizes of the best program and of the baseline's layout, and how the kernel's cache is cut."""
+        """The best program's cache in fewer bits, block sizes of it and of the baseline's layout, and how it is cut."""
         best = self.memory.best()
+        if {"whole_step", "paged_attention"} & set(best.parts) and best.parameters.get("PM_KV_BITS", 16) == 16:
+            yield best.plus(PM_KV_BITS=8)
         for base in (best, Program()):
             now = base.settings.get("block_size", 32 if "whole_step" in base.parts else 16)
             span = base.parameters.get("PM_SPAN", 256)

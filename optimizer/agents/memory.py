@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from kernels.precision import of_cache, of_weights
 from optimizer.agents.base import OPERATORS, SearchView
 from optimizer.agents.programs.edit import parts
 from optimizer.agents.programs.program import Program, ProgramError
 from optimizer.records import MEASURED, Candidate, Experiment, State
 
-# what fewer bits a weight are expected to give to what reads weights: less than the bytes saved, as inputs are quantised too
-PRECISION_GAIN = {"same": 1.0, "fp8": 1.6, "int8": 1.6, "int4": 2.4}
+# what fewer bits are expected to give to what reads the weights, or the cache: less than the bytes saved, as inputs are quantised too
+PRECISION_GAIN = {"same": 1.0, "fp8": 1.6, "int8": 1.6, "int4": 2.4, "kv-int8": 1.5}
 KEEP = 0.5  # of the surprise of a program falls to each part that is new in it
 
 
@@ -94,8 +95,10 @@ def _within(small: Program, large: Program) -> bool:
 def amdahl(program: Program, view: SearchView) -> float:
     """The speed over the baseline that the parts' own gains promise, by each operator's share of its time."""
     left = 0.0
+    weights, cache = (PRECISION_GAIN[part(program.precision)] for part in (of_weights, of_cache))
+    lower = {"projections": weights, "head": weights, "attention": cache}
     for operator in OPERATORS:
-        gain = PRECISION_GAIN[program.precision] if operator in ("projections", "head") else 1.0
+        gain = lower.get(operator, 1.0)
         for part in program.chosen:
             gain *= part.gains.get(operator, 1.0)
         left += view.share(operator) / gain

@@ -13,13 +13,11 @@ from typing import Any
 
 from engine.models.config import ModelConfig
 from engine.models.layout import expected_shapes
+from kernels.precision import SAME, of_cache, of_weights
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-WEIGHT_BYTES = {
-    "fp8": 1.0,
-    "int8": 1.0,
-    "int4": 0.5,
-}  # of a candidate's declared precision, where it is not the endpoint's
+# of a number in a declared precision that is not the endpoint's
+LOWER_BYTES = {"fp8": 1.0, "int8": 1.0, "int4": 0.5, "kv-int8": 1.0}
 DEFAULTS = {"read_gbs": 10.0, "copy_gbs": 6.0, "gemm_bf16_flops": 5e10, "gemm_f32_flops": 5e10}
 
 
@@ -91,7 +89,12 @@ def weights_read(config: ModelConfig) -> int:
 
 def weight_share(precision: str, dtype: str) -> float:
     """Weight bytes that a candidate of this precision must read, over those of the endpoint's dtype."""
-    return WEIGHT_BYTES.get(precision, DTYPE_BYTES[dtype]) / DTYPE_BYTES[dtype]
+    return LOWER_BYTES.get(of_weights(precision), DTYPE_BYTES[dtype]) / DTYPE_BYTES[dtype]
+
+
+def cache_share(precision: str, dtype: str) -> float:
+    """As `weight_share`, of the cache."""
+    return LOWER_BYTES.get(of_cache(precision), DTYPE_BYTES[dtype]) / DTYPE_BYTES[dtype]
 
 
 def step_bytes(config: ModelConfig, dtype: str, layers: int = 0) -> int:
@@ -105,9 +108,10 @@ def floors(
 ) -> dict[str, dict[str, float]]:
     """phase -> operator -> seconds below which no step of the declared precision can go."""
     share = weight_share(precision, dtype)
-    products = ceilings.gemm * (1.0 if precision == "same" else 2.0)  # four 8-bit products take the time of two of bf16
+    # four 8-bit products take the time of two of bf16
+    products, scores = (ceilings.gemm * (1 if of(precision) == SAME else 2) for of in (of_weights, of_cache))
     size, layers = DTYPE_BYTES[dtype], config.num_hidden_layers
-    kv_token = config.kv_width * size * layers
+    kv_token = config.kv_width * size * layers * cache_share(precision, dtype)
     q = config.num_attention_heads * config.head_dim
     result = {}
     for phase in ("prefill", "decode"):
@@ -119,7 +123,7 @@ def floors(
         result[phase] = {
             "projections": max(share * matrices * size / ceilings.read, 2 * tokens * matrices / products),
             "head": max(share * head * size / ceilings.read, 2 * sequences * head / products),
-            "attention": max(sequences * context * kv_token / ceilings.read, attention_flops / ceilings.gemm),
+            "attention": max(sequences * context * kv_token / ceilings.read, attention_flops / scores),
             "cache": tokens * kv_token / ceilings.copy,
             "pointwise": 0.0,
         }

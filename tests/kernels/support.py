@@ -36,13 +36,13 @@ def instruction_sets() -> list[str]:
     return [EMULATED, *(str(isa) for isa, needs in ISA_NEEDS.items() if features.issuperset(needs))]
 
 
-def library_for(op: str, isa: str) -> ctypes.CDLL:
+def library_for(op: str, isa: str, values: Mapping[str, int] | None = None) -> ctypes.CDLL:
     """The operator built for one of `instruction_sets()`."""
     if isa != EMULATED:
-        return library(op, PM_ISA=int(isa))
+        return library(op, values, PM_ISA=int(isa))
     if "PM_LAYOUT" not in registry.load(op).defaults():
         pytest.skip("the operator has no bf16 weights, which tiles are for")
-    return library(op, PM_AMX_EMULATE=1)
+    return library(op, values, PM_AMX_EMULATE=1)
 
 
 def library(op: str, values: Mapping[str, int] | None = None, **defines: int) -> ctypes.CDLL:

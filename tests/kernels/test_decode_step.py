@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.host import filling
 from engine.models.rope import rope_table
 from kernels.decode_step import reference
 from kernels.weight_only_matmul.reference import weights_turned_back
@@ -21,12 +22,12 @@ from tests.kernels import support
 from tests.kernels.contract import KernelContract
 
 IDS = torch.randint(0, 131, (2000,), generator=torch.Generator().manual_seed(3)).tolist()
-Sequence = tuple[int, int]  # tokens in the cache after the step, query tokens
+Length = tuple[int, int]  # tokens in the cache after the step, query tokens
 
 
 @dataclass(frozen=True)
 class Case:
-    lengths: tuple[Sequence, ...]
+    lengths: tuple[Length, ...]
     hidden: int = 64
     ffn: int = 128
     heads: int = 4
@@ -59,6 +60,23 @@ def kernel(library: ctypes.CDLL, case: Case, threads: int, size: int) -> Any:
     )
 
 
+def plain_cache(config: Any, size: int, bits: int, blocks: int = 100) -> list[Tensor]:
+    """An empty cache as the reference takes it: float32, or integers with their scales."""
+    n, dim, first = 32 // bits, config.head_dim, (blocks, config.num_hidden_layers, config.num_key_value_heads)
+    kinds = ((dim // n, size, n), (size // n, dim, n))
+    numbers = [torch.zeros(*first, *kind, dtype=torch.float32 if bits == 16 else torch.int8) for kind in kinds]
+    return numbers + [torch.zeros(*first, size, dtype=torch.bfloat16) for _ in range(2) if bits == 8]
+
+
+def held(cache: Sequence[Tensor]) -> list[Tensor]:
+    """The keys and values that a cache stands for, float32 in its layout."""
+    keys, values, *scales = (t.float() for t in cache)
+    if scales:
+        by_token, by_group = scales[0].unsqueeze(-2).unsqueeze(-1), scales[1].unflatten(-1, (-1, values.shape[-1]))
+        keys, values = keys * by_token, values * by_group.unsqueeze(-2)
+    return [keys, values]
+
+
 def halves(config: Any) -> list[Tensor]:
     """cos and sin as the reference takes them, float32 [positions, head_dim / 2]."""
     return [t[:, : config.head_dim // 2] for t in rope_table(config, torch.float32)]
@@ -68,7 +86,7 @@ def run(library: ctypes.CDLL, case: Case, threads: int, size: int = 32, poison: 
     step = kernel(library, case, threads, size)
     pools = step.allocate(100)
     for pool in pools:
-        pool.fill_(poison)
+        pool.fill_(filling(pool, poison))
     return [step(batch, pools) for batch in case.steps(size)]
 
 
@@ -89,6 +107,7 @@ class TestDecodeStep(KernelContract):
         "mixed": Case(MIXED, 96, 200, 6, 2, 32),
     }
     mixed = "mixed"
+    demo_kl = 2e-3
 
     def run(self, library: ctypes.CDLL, case: Any, threads: int, block_size: int = 32) -> list[Tensor]:
         return run(library, case, threads, block_size)
@@ -102,10 +121,8 @@ class TestDecodeStep(KernelContract):
             }
             head = "lm_head.weight" if "lm_head.weight" in weights else "model.embed_tokens.weight"
             weights["lm_head.weight"] = weights_turned_back(weights[head], bits, values["PM_GROUP"])
-        keys = torch.zeros(100, config.num_hidden_layers, config.num_key_value_heads, config.head_dim // 2, size, 2)
-        values = torch.zeros(100, config.num_hidden_layers, config.num_key_value_heads, size // 2, config.head_dim, 2)
-        tables = halves(config)
-        return [reference.forward_step(config, weights, batch, keys, values, *tables) for batch in case.steps(size)]
+        cache, tables = plain_cache(config, size, values.get("PM_KV_BITS", 16)), halves(config)
+        return [reference.forward_step(config, weights, batch, cache, *tables) for batch in case.steps(size)]
 
     def check(self, got: list[Tensor], want: list[Tensor], values: Mapping[str, int] = {}) -> None:
         """Eight-bit inputs, which come with integer weights, may be twice as far off."""
@@ -121,7 +138,7 @@ class TestDecodeStep(KernelContract):
 
     @pytest.mark.parametrize("isa", support.instruction_sets())
     def test_no_bit_of_unused_cache_reaches_the_logits(self, isa: str) -> None:
-        library, case = support.library_for(self.op, isa), self.cases["mixed"]
+        library, case = support.library_for(self.op, isa, self.values), self.cases["mixed"]
         clean = run(library, case, 2)
         for poison in (float("nan"), 1e30):
             for a, b in zip(clean, run(library, case, 2, poison=poison), strict=True):
@@ -129,7 +146,7 @@ class TestDecodeStep(KernelContract):
 
     def test_poisoned_scratch_memory_changes_no_bit(self) -> None:
         for name in ("odd widths", "mixed"):
-            step = kernel(support.library(self.op), self.cases[name], 2, 32)
+            step = kernel(self.build(), self.cases[name], 2, 32)
             results = []
             for fill in (0, 255):  # 255: every float and bf16 of it is NaN
                 step.scratch = torch.full((1 << 23,), fill, dtype=torch.uint8)
@@ -140,19 +157,19 @@ class TestDecodeStep(KernelContract):
 
     def test_the_cache_holds_what_the_reference_writes(self) -> None:
         case = self.cases["mixed"]
-        step = kernel(support.library(self.op), case, 2, 32)
+        step = kernel(self.build(), case, 2, 32)
         config, weights = case.model()
-        pools, plain = step.allocate(100), [t.float() for t in step.allocate(100)]
+        pools, plain = step.allocate(100), plain_cache(config, 32, self.values.get("PM_KV_BITS", 16))
         for batch in case.steps(32):
             step(batch, pools)
-            reference.forward_step(config, weights, batch, *plain, *halves(config))
-        for got, want in zip(pools, plain, strict=True):
-            torch.testing.assert_close(got.float(), want, rtol=0.05, atol=0.05)
+            reference.forward_step(config, weights, batch, plain, *halves(config))
+        for got, want in zip(held(pools), held(plain), strict=True):
+            torch.testing.assert_close(got, want, rtol=0.05, atol=0.05)
 
     @pytest.mark.parametrize("build", [{"PM_LAYOUT": 0}, {"PM_LAYOUT": 1}, support.EMULATED], ids=str)
     def test_batch_size_and_chunking_change_no_bit(self, build: Any) -> None:
         emulated = build == support.EMULATED
-        library = support.library_for(self.op, build) if emulated else support.library(self.op, build)
+        library = support.library_for(self.op, build, self.values) if emulated else self.build(build)
         shape = (96, 200, 6, 2, 32)
         whole = run(library, Case(((270, 270),), *shape), 2)[-1]
         for new in (1, 5, 64, 269):
@@ -164,7 +181,7 @@ class TestDecodeStep(KernelContract):
 
     def test_only_the_rows_asked_for_come_back_in_their_order(self) -> None:
         case = self.cases["mixed"]
-        step = kernel(support.library(self.op), case, 2, 32)
+        step = kernel(self.build(), case, 2, 32)
         pools = step.allocate(100)
         for batch in case.steps(32):
             every = step(batch, pools)
@@ -176,7 +193,7 @@ class TestDecodeStep(KernelContract):
     def test_fewer_layers_share_the_packed_weights(self) -> None:
         config, weights = self.cases["mixed"].model()
         memo, make = support.fresh_memo(), support.glue(self.op).WholeStep
-        library = support.library(self.op)
+        library = self.build()
         whole = make(library, config, weights, rope_table, 2, memo)
         fewer = make(library, SimpleNamespace(**{**vars(config), "num_hidden_layers": 1}), weights, rope_table, 2, memo)
         assert fewer.packed is whole.packed
@@ -184,15 +201,15 @@ class TestDecodeStep(KernelContract):
         assert not torch.equal(fewer(batch, fewer.allocate(1)), whole(batch, whole.allocate(1)))
 
     def test_layers_apart_in_the_cache_change_no_bit(self) -> None:
-        case, library = self.cases["mixed"], support.library(self.op)
+        case, library = self.cases["mixed"], self.build()
         apart = support.glue(self.op).WholeStep(library, *case.model(), rope_table, 2, support.fresh_memo(), 32, True)
         pools = apart.allocate(100)
-        assert len(pools) == 4 and len(apart.allocate(0)) == 4
+        assert len(pools) == len(apart.allocate(0)) == 2 * len(apart.kinds())
         for got, want in zip([apart(b, pools) for b in case.steps(32)], run(library, case, 2), strict=True):
             assert torch.equal(got, want)
 
     def test_what_it_cannot_do_is_refused_by_name(self) -> None:
-        library, make = support.library(self.op), support.glue(self.op).WholeStep
+        library, make = self.build(), support.glue(self.op).WholeStep
         config, weights = Case(()).model()
         with pytest.raises(ValueError, match="load the model in bfloat16"):
             make(library, config, {k: v.float() for k, v in weights.items()}, rope_table, 2, support.fresh_memo())
@@ -201,11 +218,11 @@ class TestDecodeStep(KernelContract):
 
     def test_more_threads_than_cores_still_finish(self) -> None:
         case = self.cases["mixed"]
-        few, many = (run(support.library(self.op, {"PM_SPIN": 200}), case, threads) for threads in (1, 7))
+        few, many = (run(self.build({"PM_SPIN": 200}), case, threads) for threads in (1, 7))
         assert torch.equal(few[-1], many[-1])
 
     def test_between_steps_no_thread_uses_the_cpu(self) -> None:
-        run(support.library(self.op), self.cases["mixed"], 2)
+        run(self.build(), self.cases["mixed"], 2)
         time.sleep(0.2)  # the runtime's own bounded spin ends
         before = time.process_time()
         time.sleep(0.5)
@@ -214,16 +231,33 @@ class TestDecodeStep(KernelContract):
     def test_on_the_demo_model_it_stays_near_float32(self, demo_model: Path) -> None:
         weights_module = pytest.importorskip("engine.models.weights")
         model = weights_module.load_model(demo_model, "bfloat16")
-        step = support.glue(self.op).WholeStep(
-            support.library(self.op), model.config, model.weights, rope_table, 2, model.memo
-        )
+        step = support.glue(self.op).WholeStep(self.build(), model.config, model.weights, rope_table, 2, model.memo)
         batch = support.step([(IDS[:48], 0, [1, 0])], 32, every_row=True)
         pools = step.allocate(2)
         got = step(batch, pools)
-        want = reference.forward_step(
-            model.config, model.weights, batch, *(torch.zeros_like(p).float() for p in pools), step.cos, step.sin
-        )
+        cache = plain_cache(model.config, 32, 16, blocks=2)
+        want = reference.forward_step(model.config, model.weights, batch, cache, step.cos, step.sin)
         p, q = want.log_softmax(-1), got.log_softmax(-1)
-        assert (p.exp() * (p - q)).sum(-1).mean() < 2e-3
+        assert (p.exp() * (p - q)).sum(-1).mean() < self.demo_kl
         sure = (want.topk(2).values @ torch.tensor([1.0, -1.0])) > 0.5
         assert torch.equal(got.argmax(-1)[sure], want.argmax(-1)[sure])
+
+
+class TestCacheOfIntegers(TestDecodeStep):
+    """The same promises of a cache in 8 bits, with weights in bf16."""
+
+    values = {"PM_KV_BITS": 8}
+    demo_kl = 4e-3
+    cases = {
+        **{f"head size {d}": Case(((70, 1), (9, 9)), 128, 96, 4, 2, d) for d in (64, 80, 96, 128)},
+        "odd widths": Case(((20, 1), (9, 9)), 75, 77, 3, 3, 32),
+        "one head of keys, biased": Case(((20, 1), (9, 9)), 96, 64, 16, 1, 32, tied=False, bias=True),
+        "mixed": TestDecodeStep.cases["mixed"],
+        "odd widths, mixed": Case(((70, 1), (33, 2), (300, 3)), 100, 90, 6, 2, 48),
+    }
+
+    def test_a_block_takes_little_more_than_half_the_memory(self) -> None:
+        case = Case(((1, 1),), head_dim=64)
+        whole, half = (kernel(support.library(self.op, {"PM_KV_BITS": bits}), case, 1, 32) for bits in (16, 8))
+        assert half.bytes_per_block == sum(t[0].nbytes for t in half.allocate(1))
+        assert half.bytes_per_block / whole.bytes_per_block == 66 / 128  # a byte a number, and two for the scale of 64

@@ -19,6 +19,7 @@ from typing import Any
 from engine.artifacts import baseline_files
 from kernels import registry
 from kernels.gpu import tunables
+from kernels.precision import lowest
 from optimizer.agents.programs.edit import Part, parts, put_in
 
 TITLES = {
@@ -27,7 +28,6 @@ TITLES = {
     "latent": "latent-attention",
 }  # of the baselines that parts edit
 IMPORTS = "import torch\n"
-LOWER = ("same", "fp8", "int8", "int4")  # precisions, each lower than the one before
 PARAMETER = re.compile(r"(?:PM_|\w+\.)[A-Z0-9_]+")  # a macro of C++ sources; a key of one Triton operator's values
 
 
@@ -112,9 +112,8 @@ class Program:
 
     @property
     def precision(self) -> str:
-        """`same` as the endpoint's, or the lowest that its settings or an operator's parameters ask for."""
-        found = [op.precision(self.values_of(op)) for op in self.operators]
-        return max([*found, self.weights], key=LOWER.index)
+        """`same` as the endpoint's, or the lowest that its settings or its operators' parameters ask for."""
+        return lowest([*(op.precision(self.values_of(op)) for op in self.operators), self.weights])
 
     @property
     def mechanism(self) -> str:

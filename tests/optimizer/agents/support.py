@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.batching import SeqStep, make_batch
 from engine.contract import ForwardPass, KVPool, LoadedModel, Settings
-from engine.host import to_batch
+from engine.host import filling, to_batch
 from engine.loader import load_module
 from engine.models.structure import baseline_of
 from kernels.build import compile_cpp
@@ -59,13 +59,13 @@ def pool(forward: ForwardPass, fill: float) -> KVPool:
     assert made.bytes_per_block == one.bytes_per_block == sum(t[0].nbytes for t in made.tensors)
     for tensor in made.tensors:
         assert tensor.shape[0] == BLOCKS
-        tensor.fill_(fill)
+        tensor.fill_(filling(tensor, fill))
     return made
 
 
 def poison(kv: KVPool, blocks: list[int], fill: float) -> None:
     for tensor in kv.tensors:
-        tensor[blocks] = fill
+        tensor[blocks] = filling(tensor, fill)
 
 
 def script(size: int, vocab: int, seed: int = 0) -> Iterator[tuple[list[int], list[SeqStep]]]:

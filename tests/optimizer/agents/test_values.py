@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from engine.contract import LoadedModel
+from engine.kv_cache import BlockManager
+from engine.loader import make_pool
 from engine.models.structure import RopeScaling
 from engine.models.weights import load_model, with_layers
 from kernels.build import has_compiler
@@ -25,6 +27,9 @@ TOGETHER = [
     Program.parse("paged_attention + packed_linear + postops (block_size=64, PM_SPAN=64)"),
     Program.parse("whole_step (PM_LAYOUT=0, PM_ROW_TILE=4, block_size=64)"),
     Program.parse("whole_step (PM_WEIGHT_BITS=8)"),
+    Program.parse("whole_step (PM_KV_BITS=8)"),
+    Program.parse("whole_step (PM_KV_BITS=8, PM_WEIGHT_BITS=8, layers_apart=1)"),
+    Program.parse("paged_attention + packed_linear + postops (PM_KV_BITS=8)"),
 ]
 QUANTISED_KL = 0.01  # what a declared lower precision may cost
 LEFT_OUT = {"compile", "triton", *(() if has_compiler() else ("cpp",))}  # tests/kernels/gpu runs what needs Triton
@@ -108,6 +113,19 @@ def test_the_whole_step_serves_biases_of_queries_keys_and_values_and_yarn(half_m
     model = LoadedModel(replace(half_model.config, attention_bias=True, rope_scaling=yarn), weights)
     program = Program.of(["whole_step"])
     assert kl(reference(model, program), play(build(program, model), model.config.vocab_size)) < 1e-3
+
+
+@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
+def test_the_same_memory_holds_more_blocks_of_integers(half_model: LoadedModel) -> None:
+    found = []
+    for name in ("whole_step", "whole_step (PM_KV_BITS=8)"):
+        pool = make_pool(build(Program.parse(name), half_model), 1 << 20, "tests")
+        found.append(BlockManager(len(pool.tensors[0]), pool.block_size, pool.writer_hash).available)
+        assert sum(t.nbytes for t in pool.tensors) <= 1 << 20
+    whole, integers = found
+    # a head of this model has 16 numbers: 32 bytes in bf16, and 16 with 2 for the scale in integers
+    assert integers == (1 << 20) * 16 // 18 // (32 * half_model.config.kv_width * half_model.config.num_hidden_layers)
+    assert integers / whole == pytest.approx(32 / 18, abs=0.02)
 
 
 def test_these_tests_catch_a_program_that_reads_past_a_context(half_model: LoadedModel) -> None:

@@ -12,7 +12,16 @@ import pytest
 from safetensors import safe_open
 
 from engine.models.config import ModelConfig
-from optimizer.cost.roofline import DEFAULTS, Ceilings, Workload, floors, step_bytes, weight_share, weights_read
+from optimizer.cost.roofline import (
+    DEFAULTS,
+    Ceilings,
+    Workload,
+    cache_share,
+    floors,
+    step_bytes,
+    weight_share,
+    weights_read,
+)
 
 WORK = Workload(concurrency=2, isl=20, osl=8, prefill_tokens=20)  # a decode step's context is 24 on average
 BUSY = Ceilings(read=1e10, copy=5e9, gemm=1e9, measured=True)  # so few operations that they decide
@@ -86,3 +95,16 @@ def test_integer_weights_have_a_lower_floor(tiny_config: ModelConfig) -> None:
         found = floors(tiny_config, "bfloat16", STARVED, WORK, precision)["decode"]
         assert found["head"] == pytest.approx(share * whole["head"]) and found["attention"] == whole["attention"]
     assert weight_share("int8", "float32") == 0.25 and weight_share("same", "float32") == 1.0
+
+
+def test_a_cache_of_integers_has_a_lower_floor_and_leaves_the_weights_theirs(tiny_config: ModelConfig) -> None:
+    whole, found, both = (
+        floors(tiny_config, "bfloat16", STARVED, WORK, precision)["decode"]
+        for precision in ("same", "kv-int8", "int8+kv-int8")
+    )
+    assert cache_share("kv-int8", "bfloat16") == 0.5 and cache_share("int8", "bfloat16") == 1.0
+    assert weight_share("kv-int8", "bfloat16") == 1.0 and weight_share("int8+kv-int8", "bfloat16") == 0.5
+    for operator in ("attention", "cache"):
+        assert found[operator] == both[operator] == pytest.approx(whole[operator] / 2)
+    assert found["head"] == whole["head"] and both["head"] == whole["head"] / 2
+    assert found["attention"] == pytest.approx(2 * 24 * (2 * 2 * 16) * 2 * 1e-9)  # sequences, context, bytes, layers

@@ -15,7 +15,7 @@ from optimizer.measure.rig import Rig
 from optimizer.records import Check, Verdict
 from optimizer.verify import contamination, experts, integrity, quality, serving
 from optimizer.verify.bench import FORCED, Bench
-from optimizer.verify.faults import CONTROLS
+from optimizer.verify.faults import CONTROLS, LEAKY_PLAN, LEAKY_TAIL, Fault
 
 MakeBench = Callable[..., Bench]
 QUALITY = ("distance from float32", "perplexity", "exactness")
@@ -117,6 +117,32 @@ def test_poison_that_reaches_the_logits_is_caught_as_nan_and_as_numbers(
     monkeypatch.setattr(Rig, "fill", lambda rig, blocks, value: fill(blocks, 1.0 if value != value else value))
     numbers = [c for c in contamination.poison(bench) if c.case.startswith("numbers")]
     assert verdicts(numbers, "poison") == {Verdict.FAIL}
+
+
+CACHE_OF_INTEGERS = """    def allocate(self, blocks):
+        plain = super().allocate(blocks)
+        levels = tuple(torch.zeros_like(t, dtype=torch.int8) for t in plain.tensors)
+        return KVPool(levels, self.block_size, plain.bytes_per_block // plain.tensors[0].element_size())
+
+    def __call__(self, batch, kv):
+        plain = tuple(0.05 * t.float() for t in kv.tensors)
+        out = super().__call__(batch, KVPool(plain, self.block_size, 0))
+        for levels, numbers in zip(kv.tensors, plain):
+            levels, numbers = (t.view(-1, *t.shape[2:]) for t in (levels, numbers))
+            levels[batch.slot] = (numbers[batch.slot] / 0.05).round().clamp(-127, 127).to(torch.int8)
+        return out
+
+"""
+
+
+@pytest.mark.parametrize(("leak", "verdict"), [("", Verdict.PASS), (LEAKY_TAIL.body, Verdict.FAIL)])
+def test_poison_reaches_a_pool_of_integers_too(
+    leak: str, verdict: Verdict, bench_of: MakeBench, baseline: Artifact, artifacts: ArtifactStore
+) -> None:
+    """Integers have no NaN: the planted fault is seen by what their extremes change."""
+    candidate = Fault("a cache of integers", CACHE_OF_INTEGERS + leak, before=LEAKY_PLAN).store(artifacts, baseline)
+    checks = contamination.poison(bench_of(candidate))
+    assert [c.verdict for c in checks] == [verdict, verdict]
 
 
 @needs_compiler
