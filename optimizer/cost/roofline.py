@@ -20,6 +20,7 @@ WEIGHT_BYTES = {
     "int8": 1.0,
     "int4": 0.5,
 }  # of a candidate's declared precision, where it is not the endpoint's
+CODED_BYTES = {"bfloat16": 1.5}  # few exponents are in use: 12 bits keep every bit (kernels/common/weights_coded.hpp)
 DEFAULTS = {"read_gbs": 10.0, "copy_gbs": 6.0, "gemm_bf16_flops": 5e10, "gemm_f32_flops": 5e10}
 
 
@@ -91,7 +92,8 @@ def weights_read(config: ModelConfig) -> int:
 
 def weight_share(precision: str, dtype: str) -> float:
     """Weight bytes that a candidate of this precision must read, over those of the endpoint's dtype."""
-    return WEIGHT_BYTES.get(precision, DTYPE_BYTES[dtype]) / DTYPE_BYTES[dtype]
+    whole = DTYPE_BYTES[dtype]
+    return WEIGHT_BYTES.get(precision, CODED_BYTES.get(dtype, whole)) / whole
 
 
 def step_bytes(config: ModelConfig, dtype: str, layers: int = 0) -> int:
