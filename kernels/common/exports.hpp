@@ -10,26 +10,23 @@ extern "C" {
 int64_t weight_layout() { return PM_LAYOUT; }
 int64_t panel_columns() { return PANEL; }
 int64_t instruction_set() { return PM_ISA; }
-#if PM_WEIGHT_BITS == 16 && PM_TILES
+#if !PM_ENCODED && PM_TILES
 int64_t instruction_set_usable() { return tiles_permitted(); }  // must be asked, and answer 1, before the first product
 #else
 int64_t instruction_set_usable() { return 1; }
 #endif
 int64_t weight_bits() { return PM_WEIGHT_BITS; }
-#if PM_WEIGHT_BITS == 16
-int64_t weight_group() { return 0; }
-#else
+#if PM_ENCODED
 int64_t weight_group() { return PM_GROUP; }
+#else
+int64_t weight_group() { return 0; }
 #endif
-int64_t packed_size(int64_t n, int64_t k) { return packed_bytes(n, k); }  // bytes
 
-// Copies w[n, k] into the panel layout at out, packed_size(n, k) bytes.
-void pack_matrix(const bf16* w, int64_t n, int64_t k, Weight* out, int64_t threads) {
-  parallel(int(threads), [&](int id, int count) {
-    const Range r = share(padded_n(n) / PANEL, id, count);
-    pack_panels(w, n, k, out, r.begin, r.end);
-  });
-}
+// Bytes that `pack_matrix` makes of w[n, k].
+int64_t packed_size(const bf16* w, int64_t n, int64_t k, int64_t threads) { return packed_bytes(w, n, k, threads); }
+
+// Copies w[n, k] into the panel layout at out.
+void pack_matrix(const bf16* w, int64_t n, int64_t k, Weight* out, int64_t threads) { pack(w, n, k, out, threads); }
 
 // Asks the system to back the whole pages of [p, p + bytes) with large ones; without them the weight stream stalls on page walks.
 void use_large_pages(void* p, int64_t bytes) {

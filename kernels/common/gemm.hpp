@@ -1,4 +1,5 @@
-// y[rows, n] = x[rows, k] . w[n, k]^T with float32 sums. PM_WEIGHT_BITS says what w is kept as: 16 bf16, 8 or 4 integers.
+// y[rows, n] = x[rows, k] . w[n, k]^T with float32 sums. PM_WEIGHT_BITS says what w is kept as: 16 bf16, 12 bf16 coded, 8 or 4
+// integers.
 // The order of every sum is fixed by k alone: a row's result does not depend on how many rows are in the call.
 #pragma once
 #include "team.hpp"
@@ -26,10 +27,14 @@ static_assert(PM_ROW_TILE >= 1 && PM_ROW_TILE <= 14, "PM_ROW_TILE is 1 to 14");
 static_assert(PM_ROW_TILE * PM_PANEL_VECS <= 28, "the tile does not fit 32 registers");
 static inline int64_t padded_n(int64_t n) { return round_up(n, PANEL); }  // columns of y
 
-#if PM_WEIGHT_BITS == 16
-#include "weights_bf16.hpp"
-#else
+#define PM_ENCODED (PM_WEIGHT_BITS < 12)  // whether inputs are encoded too
+#if PM_ENCODED
 #include "weights_int.hpp"
+#else
+#include "weights_bf16.hpp"
+#endif
+#if PM_WEIGHT_BITS == 12
+#include "weights_coded.hpp"
 #endif
 
 struct Matrix {
@@ -38,11 +43,22 @@ struct Matrix {
   int64_t panels() const { return padded_n(n) / PANEL; }
 };
 
-// out[rows][PANEL] = x[rows, k] . panel p of w, 1 to ROW_TILE rows. `first`: no earlier tile has read the panel.
-static __attribute__((noinline)) void product(int rows, const Input* x, int64_t ldx, const Matrix& w, int64_t p, bool first, float* out) {
+#if PM_WEIGHT_BITS != 12
+static void pack(const bf16* w, int64_t n, int64_t k, Weight* out, int64_t threads) {
+  parallel(int(threads), [&](int id, int count) {
+    const Range r = share(padded_n(n) / PANEL, id, count);
+    pack_panels(w, n, k, out, r.begin, r.end);
+  });
+}
+static inline const Weight* open_panel(const Weight*, int64_t, int64_t, int64_t, int) { return nullptr; }
+#endif
+
+// out[rows][PANEL] = x[rows, k] . panel p of w, 1 to ROW_TILE rows. `first`: no earlier tile has read the panel. `opened`: the panel
+// as `open_panel` gave it.
+static __attribute__((noinline)) void product(int rows, const Input* x, int64_t ldx, const Matrix& w, int64_t p, const Weight* opened, bool first, float* out) {
   with_rows<ROW_TILE>(rows, [&](auto mr) {
-    if (first) return panel_product<mr(), true>(x, ldx, w.data, w.n, w.k, p, out);
-    panel_product<mr(), false>(x, ldx, w.data, w.n, w.k, p, out);
+    if (first) return panel_product<mr(), true>(x, ldx, w.data, w.n, w.k, p, opened, out);
+    panel_product<mr(), false>(x, ldx, w.data, w.n, w.k, p, opened, out);
   });
 }
 
@@ -60,24 +76,28 @@ static inline void for_row_tiles(int64_t rows, F&& f) {
 template <class Emit>
 static inline void matmul(const Input* x, int64_t ldx, int64_t rows, const Matrix& w, Range range, Emit&& emit) {
   alignas(64) float out[ROW_TILE * PANEL];
-  for (int64_t p = range.begin; p < range.end; p += range.step)
+  for (int64_t p = range.begin; p < range.end; p += range.step) {
+    const Weight* opened = open_panel(w.data, w.k, p, rows, 0);
     for_row_tiles(rows, [&](int64_t first, int count) {
-      product(count, x + first * ldx, ldx, w, p, first == 0, out);
+      product(count, x + first * ldx, ldx, w, p, opened, first == 0, out);
       for (int i = 0; i < count; i++)
         for (int c = 0; c < PANEL; c += LANES) emit(first + i, p * PANEL + c, vload(out + i * PANEL + c));
     });
+  }
 }
 
 // emit(row, column, 16 outputs of `a`, 16 of `b`) for two matrices of one shape.
 template <class Emit>
 static inline void matmul_pair(const Input* x, int64_t ldx, int64_t rows, const Matrix& a, const Matrix& b, Range range, Emit&& emit) {
   alignas(64) float out[2][ROW_TILE * PANEL];
-  for (int64_t p = range.begin; p < range.end; p += range.step)
+  for (int64_t p = range.begin; p < range.end; p += range.step) {
+    const Weight *opened_a = open_panel(a.data, a.k, p, rows, 0), *opened_b = open_panel(b.data, b.k, p, rows, 1);
     for_row_tiles(rows, [&](int64_t first, int count) {
-      product(count, x + first * ldx, ldx, a, p, first == 0, out[0]);
-      product(count, x + first * ldx, ldx, b, p, first == 0, out[1]);
+      product(count, x + first * ldx, ldx, a, p, opened_a, first == 0, out[0]);
+      product(count, x + first * ldx, ldx, b, p, opened_b, first == 0, out[1]);
       for (int i = 0; i < count; i++)
         for (int c = 0; c < PANEL; c += LANES)
           emit(first + i, p * PANEL + c, vload(out[0] + i * PANEL + c), vload(out[1] + i * PANEL + c));
     });
+  }
 }

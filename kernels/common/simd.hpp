@@ -148,6 +148,24 @@ static inline I dot4(I acc, I weights, I inputs) {
 #endif
 }
 
+// Coded weights (weights_coded.hpp): 64 bytes of two places in a table each, then 128 low bytes -> four vectors of bf16.
+using Table = __m512i;  // sixteen bytes, four times
+static inline Table table_load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+static inline __m512i table_bytes(Table table, __m512i places) {  // of each place the lowest four bits count
+#ifdef __AVX512VBMI__
+  return _mm512_permutexvar_epi8(places, table);
+#else
+  return _mm512_shuffle_epi8(table, _mm512_and_si512(places, _mm512_set1_epi8(15)));
+#endif
+}
+static inline void wdecode(const uint8_t* p, Table table, W (&w)[4]) {
+  const __m512i places = _mm512_loadu_si512(p), low = _mm512_loadu_si512(p + 64), more = _mm512_loadu_si512(p + 128);
+  const __m512i high = table_bytes(table, places), most = table_bytes(table, _mm512_srli_epi16(places, 4));
+  w[0] = _mm512_unpacklo_epi8(low, high), w[1] = _mm512_unpackhi_epi8(low, high);
+  w[2] = _mm512_unpacklo_epi8(more, most), w[3] = _mm512_unpackhi_epi8(more, most);
+}
+static inline void wstore(bf16* p, W w) { _mm512_storeu_si512(p, w); }
+
 #elif PM_ISA == 2
 
 struct V {
@@ -258,6 +276,24 @@ static inline __m256i dot4_half(__m256i acc, __m256i weights, __m256i inputs) {
 }
 static inline I dot4(I acc, I weights, I inputs) { return {dot4_half(acc.a, weights.a, inputs.a), dot4_half(acc.b, weights.b, inputs.b)}; }
 
+struct Table {
+  __m256i bytes;
+};
+static inline Table table_load(const uint8_t* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
+static inline void decode_half(const uint8_t* p, Table table, __m256i& a, __m256i& b, __m256i& c, __m256i& d) {
+  const __m256i places = _mm256_loadu_si256((const __m256i*)p), low = _mm256_loadu_si256((const __m256i*)(p + 64));
+  const __m256i more = _mm256_loadu_si256((const __m256i*)(p + 128)), four = _mm256_set1_epi8(15);
+  const __m256i high = _mm256_shuffle_epi8(table.bytes, _mm256_and_si256(places, four));
+  const __m256i most = _mm256_shuffle_epi8(table.bytes, _mm256_and_si256(_mm256_srli_epi16(places, 4), four));
+  a = _mm256_unpacklo_epi8(low, high), b = _mm256_unpackhi_epi8(low, high);
+  c = _mm256_unpacklo_epi8(more, most), d = _mm256_unpackhi_epi8(more, most);
+}
+static inline void wdecode(const uint8_t* p, Table table, W (&w)[4]) {
+  decode_half(p, table, w[0].a, w[1].a, w[2].a, w[3].a);
+  decode_half(p + 32, table, w[0].b, w[1].b, w[2].b, w[3].b);
+}
+static inline void wstore(bf16* p, W w) { _mm256_storeu_si256((__m256i*)p, w.a), _mm256_storeu_si256((__m256i*)(p + 16), w.b); }
+
 #else
 
 struct V {
@@ -358,6 +394,20 @@ static inline I dot4(I acc, I weights, I inputs) {
   for (int i = 0; i < 64; i++) acc.v[i / 4] += int(weights.b[i]) * int(int8_t(inputs.b[i]));
   return acc;
 }
+struct Table {
+  uint8_t bytes[16];
+};
+static inline Table table_load(const uint8_t* p) {
+  Table t;
+  std::memcpy(t.bytes, p, 16);
+  return t;
+}
+static inline void wdecode(const uint8_t* p, Table table, W (&w)[4]) {
+  for (int b = 0; b < 64; b++)
+    for (int half = 0; half < 2; half++)
+      w[half * 2 + b % 16 / 8].v[b / 16 * 8 + b % 8] = bf16(table.bytes[p[b] >> (4 * half) & 15] << 8 | p[64 + half * 64 + b]);
+}
+static inline void wstore(bf16* p, W w) { std::memcpy(p, w.v, 64); }
 #undef PM_EACH
 
 #endif

@@ -24,19 +24,6 @@ using Input = bf16;
 // Row stride of x: whole vectors of pairs; not a multiple of 1 KB, where the rows of a tile would share few cache sets.
 static inline int64_t padded_k(int64_t k) { return round_up(k, 32) + (round_up(k, 32) % 512 ? 0 : 32); }
 static inline int64_t input_stride(int64_t k) { return padded_k(k); }
-static inline int64_t panel_elements(int64_t k) { return PANEL * (PM_LAYOUT ? round_up(k, 2) : k); }
-static inline int64_t packed_bytes(int64_t n, int64_t k) { return round_up(n, PANEL) * round_up(k, 2) * int64_t(sizeof(bf16)); }
-
-// Copies panels [begin, end) of w[n, k] into the panel layout.
-static void pack_panels(const bf16* w, int64_t n, int64_t k, bf16* out, int64_t begin, int64_t end) {
-  const int64_t k2 = round_up(k, 2);
-  for (int64_t p = begin; p < end; p++)
-    for (int64_t c = 0; c < PANEL; c++) {
-      const int64_t row = p * PANEL + c;
-      bf16* to = out + p * PANEL * k2 + c * 2;
-      for (int64_t j = 0; j < k2; j++) to[(j / 2) * PANEL * 2 + (j & 1)] = row < n && j < k ? w[row * k + j] : bf16(0);
-    }
-}
 
 // out[MR][PANEL] = x[MR, k] . panel `p` of w[n, k]. Not inlined, so that it is compiled once for each MR.
 #if PM_TILES
@@ -80,7 +67,7 @@ static __attribute__((noinline)) void tile_product(int rows, bool fetch, const b
 }
 
 template <int MR, bool FIRST>
-static inline void panel_product(const bf16* x, int64_t ldx, const bf16* w, int64_t, int64_t k, int64_t p, float* out) {
+static inline void plain_product(const bf16* x, int64_t ldx, const bf16* w, int64_t, int64_t k, int64_t p, float* out) {
   const int64_t pairs = (k + 1) / 2;
   tile_product(MR, FIRST && PM_PREFETCH, x, ldx, w + p * PANEL * pairs * 2, pairs, out);
 }
@@ -88,7 +75,7 @@ static inline void panel_product(const bf16* x, int64_t ldx, const bf16* w, int6
 #elif PM_LAYOUT == 1
 
 template <int MR, bool FIRST>
-static __attribute__((noinline)) void panel_product(const bf16* x, int64_t ldx, const bf16* w, int64_t, int64_t k, int64_t p, float* out) {
+static __attribute__((noinline)) void plain_product(const bf16* x, int64_t ldx, const bf16* w, int64_t, int64_t k, int64_t p, float* out) {
   const int64_t pairs = (k + 1) / 2;
   V acc[MR][PM_PANEL_VECS];
   clear(acc);
@@ -125,7 +112,7 @@ static inline __attribute__((always_inline)) void row_group(const bf16* x, int64
 }
 
 template <int MR, bool FIRST>
-static __attribute__((noinline)) void panel_product(const bf16* x, int64_t ldx, const bf16* w, int64_t n, int64_t k, int64_t p, float* out) {
+static __attribute__((noinline)) void plain_product(const bf16* x, int64_t ldx, const bf16* w, int64_t n, int64_t k, int64_t p, float* out) {
   constexpr int GROUP = MR <= 6 ? 4 : 2;
   for (int c = 0; c < PANEL; c += GROUP) {
     const int64_t row = p * PANEL + c;
@@ -135,6 +122,28 @@ static __attribute__((noinline)) void panel_product(const bf16* x, int64_t ldx, 
     for (int j = 0; j < GROUP; j++)  // columns past n stay zero, as the panel layout's padding does
       for (int i = 0; row + j >= n && i < MR; i++) out[i * PANEL + c + j] = 0.f;
   }
+}
+
+#endif
+
+#if PM_WEIGHT_BITS == 16
+static inline int64_t panel_elements(int64_t k) { return PANEL * (PM_LAYOUT ? round_up(k, 2) : k); }
+static inline int64_t packed_bytes(const bf16*, int64_t n, int64_t k, int64_t) { return round_up(n, PANEL) * round_up(k, 2) * int64_t(sizeof(bf16)); }
+
+// Copies panels [begin, end) of w[n, k] into the panel layout.
+static void pack_panels(const bf16* w, int64_t n, int64_t k, bf16* out, int64_t begin, int64_t end) {
+  const int64_t k2 = round_up(k, 2);
+  for (int64_t p = begin; p < end; p++)
+    for (int64_t c = 0; c < PANEL; c++) {
+      const int64_t row = p * PANEL + c;
+      bf16* to = out + p * PANEL * k2 + c * 2;
+      for (int64_t j = 0; j < k2; j++) to[(j / 2) * PANEL * 2 + (j & 1)] = row < n && j < k ? w[row * k + j] : bf16(0);
+    }
+}
+
+template <int MR, bool FIRST>
+static inline void panel_product(const bf16* x, int64_t ldx, const bf16* w, int64_t n, int64_t k, int64_t p, const bf16*, float* out) {
+  plain_product<MR, FIRST>(x, ldx, w, n, k, p, out);
 }
 
 #endif

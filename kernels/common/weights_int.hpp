@@ -30,7 +30,7 @@ static inline int64_t padded_k(int64_t k) { return round_up(k, PM_GROUP); }  // 
 constexpr int64_t VECTOR_BYTES = PANEL * PM_GROUP * PM_WEIGHT_BITS / 8;  // of a group, without its scales
 constexpr int64_t GROUP_BYTES = round_up(VECTOR_BYTES + PANEL * (PM_WEIGHT_BITS == 4 ? 4 : 2), 64);
 static inline int64_t panel_elements(int64_t k) { return groups_of(k) * GROUP_BYTES; }
-static inline int64_t packed_bytes(int64_t n, int64_t k) { return round_up(n, PANEL) / PANEL * panel_elements(k); }
+static inline int64_t packed_bytes(const bf16*, int64_t n, int64_t k, int64_t) { return round_up(n, PANEL) / PANEL * panel_elements(k); }
 
 // Quantises x[0:k] (bf16; what lies past k does not count) to one encoded row.
 static void encode(const bf16* x, int64_t k, Input* out) {
@@ -157,7 +157,7 @@ static __attribute__((noinline)) void add_group(const Input* x, int64_t ldx, con
 
 // out[MR][PANEL] = x[MR, k] . panel `p` of w
 template <int MR, bool FIRST>
-static __attribute__((noinline)) void panel_product(const Input* x, int64_t ldx, const Weight* w, int64_t, int64_t k, int64_t p, float* out) {
+static __attribute__((noinline)) void panel_product(const Input* x, int64_t ldx, const Weight* w, int64_t, int64_t k, int64_t p, const Weight*, float* out) {
   const int64_t groups = groups_of(k);
   const Weight* panel = w + p * panel_elements(k);
   for (int i = 0; i < MR * PANEL; i += LANES) vstore(out + i, vzero());

@@ -85,7 +85,7 @@ Buffers lay_out(const ModelWeights& m, const StepInput& s) {
   b.encoded_rows = s.rows > s.logits ? s.rows : s.logits;
   const int64_t copies = s.rows <= PM_OWN_NORM_ROWS || s.logits <= PM_OWN_NORM_ROWS ? threads : 1;
   b.normed = bump.take<bf16>(copies * b.encoded_rows * b.x_stride);
-  if (PM_WEIGHT_BITS != 16) b.encoded = bump.take<Input>(copies * b.encoded_rows * most_input(m));
+  if (PM_ENCODED) b.encoded = bump.take<Input>(copies * b.encoded_rows * most_input(m));
   b.q = bump.take<bf16>(s.rows * attention_width);
   b.attended = bump.take<bf16>((s.rows + s.logits) * b.attended_stride);
   b.inner = bump.take<bf16>(b.encoded_rows * b.inner_stride);
@@ -179,7 +179,7 @@ class Step {  // one thread's view of a running step
   template <class Make>
   const Input* inputs(int64_t rows, int64_t k, Make&& make, const bf16* plain) {
     const Range r = own(rows) ? Range{0, rows} : mine(rows);
-#if PM_WEIGHT_BITS == 16
+#if !PM_ENCODED
     for (int64_t row = r.begin; row < r.end; row++) make(row);
     if (!own(rows)) wait();
     (void)k;
@@ -204,14 +204,14 @@ class Step {  // one thread's view of a running step
 
   // Rows that all threads have written before a barrier.
   const Input* ready(const bf16* rows, int64_t stride, int64_t count, int64_t k) {
-#if PM_WEIGHT_BITS == 16
+#if !PM_ENCODED
     (void)stride, (void)count, (void)k;
     return rows;
 #else
     return inputs(count, k, [&](int64_t row) { return rows + row * stride; }, rows);
 #endif
   }
-  int64_t stride(int64_t plain, int64_t k) const { return PM_WEIGHT_BITS == 16 ? plain : input_stride(k); }
+  int64_t stride(int64_t plain, int64_t k) const { return PM_ENCODED ? input_stride(k) : plain; }
 
   void fetch_ahead(const Matrix& w) const {
     if (!PM_NEXT_PREFETCH) return;

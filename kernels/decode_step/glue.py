@@ -92,26 +92,19 @@ class WholeStep:
         return memo(key, lambda: self.pack(self.matrix_names(weights), weights, threads))
 
     def pack(self, names, weights, threads):
-        i64, sizes = ctypes.c_int64, {}
+        i64, sources, sizes = ctypes.c_int64, {}, {}
         for name in names:
-            rows, columns = weights[name].shape
-            sizes[name] = (self.library.packed_size(i64(rows), i64(columns)) + 63) // 64 * 64
+            self.check(weights[name], torch.bfloat16)
+            tensor = weights[name].contiguous()
+            sources[name] = (ctypes.c_void_p(tensor.data_ptr()), *map(i64, tensor.shape)), tensor
+            sizes[name] = (self.library.packed_size(*sources[name][0], i64(threads)) + 63) // 64 * 64
         huge = 2 << 20  # bytes of a large page
         arena = torch.empty(sum(sizes.values()) + 2 * huge, dtype=torch.uint8)
         at, packed = -arena.data_ptr() % huge, {}
         self.library.use_large_pages(ctypes.c_void_p(arena.data_ptr()), i64(arena.numel()))
         for name in names:
-            source, to = weights[name].contiguous(), arena[at : at + sizes[name]]
-            self.check(source, torch.bfloat16)
-            rows, columns = source.shape
-            self.library.pack_matrix(
-                ctypes.c_void_p(source.data_ptr()),
-                i64(rows),
-                i64(columns),
-                ctypes.c_void_p(to.data_ptr()),
-                i64(threads),
-            )
-            packed[name], at = to, at + sizes[name]
+            packed[name], at = arena[at : at + sizes[name]], at + sizes[name]
+            self.library.pack_matrix(*sources[name][0], ctypes.c_void_p(packed[name].data_ptr()), i64(threads))
         return packed
 
     def check(self, tensor, dtype):

@@ -30,16 +30,11 @@ class PackedLinear:
             self.weight = self.packed(self.weight)
 
     def packed(self, weight):
-        i64 = ctypes.c_int64
-        out = torch.empty(self.library.packed_size(i64(self.n), i64(self.k)), dtype=torch.uint8)
-        self.library.use_large_pages(ctypes.c_void_p(out.data_ptr()), i64(out.nbytes))
-        self.library.pack_matrix(
-            ctypes.c_void_p(weight.data_ptr()),
-            i64(self.n),
-            i64(self.k),
-            ctypes.c_void_p(out.data_ptr()),
-            i64(self.threads),
-        )
+        i64, pointer = ctypes.c_int64, ctypes.c_void_p
+        source, threads = (pointer(weight.data_ptr()), i64(self.n), i64(self.k)), i64(self.threads)
+        out = torch.empty(self.library.packed_size(*source, threads), dtype=torch.uint8)
+        self.library.use_large_pages(pointer(out.data_ptr()), i64(out.nbytes))
+        self.library.pack_matrix(*source, pointer(out.data_ptr()), threads)
         return out
 
     def __call__(self, x, out_dtype=torch.bfloat16):

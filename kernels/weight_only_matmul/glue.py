@@ -21,12 +21,11 @@ class QuantisedLinear:
         if weight.dtype != torch.bfloat16:
             raise ValueError(f"the quantised linear kernel takes bfloat16 weights, not {weight.dtype}")
         (self.n, self.k), i64, pointer = weight.shape, ctypes.c_int64, ctypes.c_void_p
-        self.packed = torch.empty(library.packed_size(i64(self.n), i64(self.k)), dtype=torch.uint8)
-        library.use_large_pages(pointer(self.packed.data_ptr()), i64(self.packed.nbytes))
         weight = weight.contiguous()
-        library.pack_matrix(
-            pointer(weight.data_ptr()), i64(self.n), i64(self.k), pointer(self.packed.data_ptr()), i64(threads)
-        )
+        source, team = (pointer(weight.data_ptr()), i64(self.n), i64(self.k)), i64(threads)
+        self.packed = torch.empty(library.packed_size(*source, team), dtype=torch.uint8)
+        library.use_large_pages(pointer(self.packed.data_ptr()), i64(self.packed.nbytes))
+        library.pack_matrix(*source, pointer(self.packed.data_ptr()), team)
 
     def __call__(self, x, out_dtype=torch.bfloat16):
         if x.dtype != torch.bfloat16 or x.shape[-1] != self.k or out_dtype not in (torch.bfloat16, torch.float32):

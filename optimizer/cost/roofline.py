@@ -18,6 +18,7 @@ from kernels.precision import SAME, of_cache, of_weights
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # of a number in a declared precision that is not the endpoint's
 LOWER_BYTES = {"fp8": 1.0, "int8": 1.0, "int4": 0.5, "kv-int8": 1.0}
+CODED_BYTES = {"bfloat16": 1.5}  # few exponents are in use: 12 bits keep every bit (kernels/common/weights_coded.hpp)
 DEFAULTS = {"read_gbs": 10.0, "copy_gbs": 6.0, "gemm_bf16_flops": 5e10, "gemm_f32_flops": 5e10}
 
 
@@ -89,7 +90,8 @@ def weights_read(config: ModelConfig) -> int:
 
 def weight_share(precision: str, dtype: str) -> float:
     """Weight bytes that a candidate of this precision must read, over those of the endpoint's dtype."""
-    return LOWER_BYTES.get(of_weights(precision), DTYPE_BYTES[dtype]) / DTYPE_BYTES[dtype]
+    whole = DTYPE_BYTES[dtype]
+    return LOWER_BYTES.get(of_weights(precision), CODED_BYTES.get(dtype, whole)) / whole
 
 
 def cache_share(precision: str, dtype: str) -> float:
