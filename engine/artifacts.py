@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,7 @@ def source_hash(files: Mapping[str, str], settings: Mapping[str, Any] | None = N
     return _delimited(parts)
 
 
+@lru_cache(256)
 def _normal_python(text: str) -> str:
     try:
         tree = ast.parse(text)
@@ -186,6 +188,7 @@ def _normal_python(text: str) -> str:
     return ast.dump(tree)
 
 
+@lru_cache(256)
 def _normal_cpp(text: str) -> str:
     text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.S)
     text = re.sub(r"\b\d[\w.]*", "0", text)

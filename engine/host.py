@@ -92,6 +92,7 @@ class BadOutput(Exception):
 class Resident:
     forward: Any
     pool: Any
+    folder: Path
 
 
 class Host:
@@ -109,7 +110,9 @@ class Host:
         import torch
 
         from engine.models.weights import evenly_routed, load_model
+        from engine.trace import watch_libraries
 
+        watch_libraries()
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
         self.model, self.dtype, self.threads, self.kv_bytes = load_model(model, dtype), dtype, threads, kv_bytes
@@ -125,6 +128,7 @@ class Host:
             wire.Step: self.step,
             wire.Prepare: self.prepare,
             wire.TimedBlock: self.timed_block,
+            wire.Trace: self.trace,
             wire.Fill: self.fill,
             wire.Status: self.status,
         }
@@ -159,7 +163,7 @@ class Host:
         ).hexdigest()
         forward = load_forward(Path(message.path), message.artifact_hash, model, self.threads)
         pool = make_pool(forward, message.kv_bytes or self.kv_bytes, writer)
-        self.resident[message.artifact_hash, message.layers] = Resident(forward, pool)
+        self.resident[message.artifact_hash, message.layers] = Resident(forward, pool, Path(message.path))
         blocks, size = len(pool.tensors[0]), sum(t.nbytes for t in pool.tensors)
         return wire.Loaded(writer, blocks, pool.block_size, pool.bytes_per_block, time.perf_counter() - start, size)
 
@@ -210,6 +214,16 @@ class Host:
             for batch in schedule:
                 argmax += self.run(resident, batch).argmax(-1).tolist()
         return wire.BlockDone(time.perf_counter() - start, argmax)
+
+    def trace(self, message: wire.Trace) -> wire.Traced:
+        from engine.trace import behaviour
+
+        resident = self.find(message)
+        try:
+            steps = [to_batch(b) for b in message.steps]
+            return wire.Traced(behaviour(resident.forward, resident.pool, steps, resident.folder))
+        except Exception as error:  # a program may refuse to be looked at; it is then like no other
+            return wire.Traced("", f"{type(error).__name__}: {error}")
 
     def fill(self, message: wire.Fill) -> wire.Done:
         import numpy as np

@@ -93,6 +93,14 @@ class TimedBlock(Msg, frozen=True):
     repeats: int = 1
 
 
+class Trace(Msg, frozen=True):
+    """Run steps untimed and say what the candidate does in them."""
+
+    artifact_hash: str
+    steps: list[WireBatch]
+    layers: int = 0
+
+
 class Fill(Msg, frozen=True):
     """Overwrite whole blocks of a pool with one value (poisoning in verification)."""
 
@@ -110,7 +118,7 @@ class Shutdown(Msg, frozen=True):
     pass
 
 
-Request = Load | Unload | Step | Prepare | TimedBlock | Fill | Status | Shutdown
+Request = Load | Unload | Step | Prepare | TimedBlock | Trace | Fill | Status | Shutdown
 
 
 class HostError(msgspec.Struct, frozen=True):
@@ -147,6 +155,13 @@ class BlockDone(Msg, frozen=True):
     argmax: list[int] = []
 
 
+class Traced(Msg, frozen=True):
+    """`behaviour` is equal for programs that do the same (`engine.trace`); empty when it could not be recorded."""
+
+    behaviour: str
+    problem: str = ""
+
+
 class HostStatus(Msg, frozen=True):
     pid: int
     rss_bytes: int
@@ -174,7 +189,7 @@ class Ready(Msg, frozen=True):
     weight_bytes: int
 
 
-Body = Loaded | StepDone | BlockDone | HostStatus | Done | Ready
+Body = Loaded | StepDone | BlockDone | Traced | HostStatus | Done | Ready
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):

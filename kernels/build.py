@@ -3,27 +3,52 @@
 A build is named by everything that can change its bytes: source, headers, flags, defines, compiler version and CPU. Failures are
 cached as well as successes, so that a source that cannot compile costs its time once. OpenMP is linked against the very
 runtime that torch ships, so that a process holds one pool of threads.
+
+Values that a source reads at run time (lines like `extern "C" { long PM_SPIN = 4000; }`) are compiled apart: programs that
+differ in those alone share one object, and a new one of them is linked in a twentieth of the time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-s", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi")
 TIME_LIMIT_S = 120.0
 LOG_LIMIT = 16_384
+PRELUDE = """#pragma once
+#include <atomic>
+#include <climits>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <limits>
+#include <thread>
+#include <type_traits>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+"""  # what kernels include: parsed once for all of them
+LATE_VALUE = re.compile(r'^extern "C" \{ long (\w+) = (-?\d+); \}.*$', re.MULTILINE)
+Compiler = Callable[[Sequence[str], float], tuple[int, str]]  # command, seconds -> exit status, what it said
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,29 +130,110 @@ def compile_cpp(
     out_dir: Path,
     openmp: bool = True,
     time_limit_s: float = TIME_LIMIT_S,
+    run: Compiler | None = None,
 ) -> BuildResult:
     """Compiles one source to `out_dir/<stem>-<hash>.so`, or returns what an earlier call made or failed to make.
 
-    `include` are folders of headers; all their headers count in the hash. Never raises for a source that is wrong.
+    `include` are folders of headers; all their headers count in the hash. `run` runs the compiler's commands (None: here and
+    now). Never raises for a source that is wrong.
     """
     start = time.perf_counter()
     path = compiler()
     if path is None:
         return BuildResult(None, "no C++ compiler: install g++ or set CXX", 0.0, False, False)
-    arguments = command_flags(include, defines or {}, openmp)
-    key = build_key(source, include, arguments, path)
+    text = source.read_bytes().decode(errors="surrogateescape")
+    beside = source.parent if LOCAL_INCLUDE.search(text) else None
+    job = Job(source.stem, include, beside, defines or {}, openmp, out_dir, time_limit_s, run or run_command)
     out_dir.mkdir(parents=True, exist_ok=True)
-    library, record = out_dir / f"{source.stem}-{key}.so", out_dir / f"{source.stem}-{key}.json"
-    cached = read_record(record, library)
-    if cached is not None:
-        return BuildResult(
-            library if cached["ok"] else None, cached["log"], time.perf_counter() - start, True, cached["ok"]
-        )
-    ok, log, keep = run_compiler([path, *arguments, str(source)], library, time_limit_s)
-    seconds = time.perf_counter() - start
-    if keep:
-        write_atomically(record, json.dumps({"ok": ok, "log": log, "seconds": seconds}).encode())
-    return BuildResult(library if ok else None, log, seconds, False, ok)
+    values = LATE_VALUE.findall(text)
+    if not values:
+        return job.make(text, ".so", start)
+    body = job.make(LATE_VALUE.sub(r'extern "C" { extern long \1; }', text), ".o", start)
+    if body.path is None:
+        return body
+    lines = "".join(f'extern "C" {{ long {name} = {value}; }}\n' for name, value in values)
+    whole = job.make(lines, ".so", start, str(body.path))
+    return BuildResult(whole.path, body.log + whole.log, time.perf_counter() - start, body.cached, whole.ok)
+
+
+LOCAL_INCLUDE = re.compile(r'^\s*#\s*include\s+"', re.MULTILINE)
+
+
+@dataclass(slots=True)
+class Job:
+    """How the sources of one library are compiled."""
+
+    stem: str
+    include: Sequence[Path]
+    beside: Path | None  # where headers named in quotes lie
+    defines: Mapping[str, str]
+    openmp: bool
+    out_dir: Path
+    time_limit_s: float
+    run: Compiler
+
+    def make(self, text: str, suffix: str, start: float, *objects: str) -> BuildResult:
+        """A library (`.so`, with `objects` linked in) or an object (`.o`) of this text, named by its content."""
+        path = compiler()
+        assert path is not None
+        near = [self.beside] if self.beside else []
+        arguments = command_flags([*near, *self.include], self.defines, self.openmp)
+        headers = [p.read_text(errors="replace") for folder in near for p in sorted(folder.glob("*.h*"))]
+        parts = [Path(o).name for o in objects]  # named by content themselves
+        key = build_key(text, self.include, [*arguments, suffix, PRELUDE, *headers, *parts], path)
+        made, record = (self.out_dir / f"{self.stem}-{key}{end}" for end in (suffix, ".json"))
+        cached = read_record(record, made)
+        if cached is not None:
+            seconds = time.perf_counter() - start
+            return BuildResult(made if cached["ok"] else None, cached["log"], seconds, True, cached["ok"])
+        try:
+            before = [] if objects else self._prelude(path)
+            ok, log, keep = self._compile(path, text, [*before, *arguments, *objects], made)
+        except subprocess.TimeoutExpired:
+            said = f"the compiler was stopped after {self.time_limit_s:g} s: simplify the source or raise the limit"
+            ok, log, keep = False, said, False
+        seconds = time.perf_counter() - start
+        if keep:
+            write_atomically(record, json.dumps({"ok": ok, "log": log, "seconds": seconds}).encode())
+        return BuildResult(made if ok else None, log, seconds, False, ok)
+
+    def _prelude(self, path: str) -> list[str]:
+        """Flags that put PRELUDE before the source, parsed in advance where the compiler is GCC; nothing elsewhere."""
+        if not Path(path).name.startswith("g++"):
+            return []
+        flags = command_flags((), {}, self.openmp)
+        folder = self.out_dir / f"prelude-{build_key(PRELUDE, (), flags, path)}"
+        if not folder.is_dir():
+            with tempfile.TemporaryDirectory(dir=self.out_dir) as staging:
+                header = Path(staging) / "prelude" / "prelude.hpp"
+                header.parent.mkdir()
+                header.write_text(PRELUDE)
+                command = [path, *flags, "-x", "c++-header", str(header), "-o", f"{header}.gch"]
+                if self.run(command, self.time_limit_s)[0] != 0:
+                    return []
+                with contextlib.suppress(OSError):  # someone else may have made it first
+                    header.parent.rename(folder)
+        return ["-include", str(folder / "prelude.hpp")]
+
+    def _compile(self, path: str, text: str, arguments: Sequence[str], made: Path) -> tuple[bool, str, bool]:
+        """(worked, log, whether it may be cached: running out of time says more of the machine than of the source)."""
+        with tempfile.TemporaryDirectory(dir=self.out_dir) as folder:
+            source, target = Path(folder) / f"{self.stem}.cpp", Path(folder) / f"made{made.suffix}"
+            source.write_bytes(text.encode(errors="surrogateescape"))
+            only = ["-c"] if made.suffix == ".o" else []
+            status, log = self.run([path, *only, "-o", str(target), str(source), *arguments], self.time_limit_s)
+            if status == 0:
+                target.chmod(0o755)
+                target.replace(made)
+            return status == 0, log.replace(f"{folder}/", "")[-LOG_LIMIT:], status >= 0
+
+
+def run_command(command: Sequence[str], limit_s: float) -> tuple[int, str]:
+    """Exit status and output. Raises subprocess.TimeoutExpired."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=limit_s, check=False, stdin=subprocess.DEVNULL, errors="replace"
+    )
+    return done.returncode, done.stdout + done.stderr
 
 
 def command_flags(include: Iterable[Path], defines: Mapping[str, str], openmp: bool) -> list[str]:
@@ -136,11 +242,11 @@ def command_flags(include: Iterable[Path], defines: Mapping[str, str], openmp: b
     return flags + (openmp_flags() if openmp else [])
 
 
-def build_key(source: Path, include: Iterable[Path], arguments: Iterable[str], compiler_path: str) -> str:
+def build_key(text: str, include: Iterable[Path], arguments: Iterable[str], compiler_path: str) -> str:
     """A hash over length-delimited fields, so that no two inputs run together."""
     digest = hashlib.sha256()
     headers = [p for folder in include for p in sorted(folder.rglob("*")) if p.suffix in {".h", ".hpp", ".inc"}]
-    texts = [source.read_bytes(), *(p.read_bytes() for p in headers)]
+    texts = [text.encode(errors="surrogateescape"), *(p.read_bytes() for p in headers)]
     fields = [*arguments, compiler_version(compiler_path), cpu_identity(), *(p.name for p in headers)]
     for item in [*texts, *(field.encode() for field in fields)]:
         digest.update(len(item).to_bytes(8, "little") + item)
@@ -155,30 +261,6 @@ def read_record(record: Path, library: Path) -> dict | None:
         return None
     usable = isinstance(found, dict) and {"ok", "log"} <= found.keys() and (not found["ok"] or library.exists())
     return found if usable else None
-
-
-def run_compiler(command: list[str], library: Path, time_limit_s: float) -> tuple[bool, str, bool]:
-    """(worked, log, whether the outcome may be cached: running out of time says more of the machine than of the source)."""
-    handle, name = tempfile.mkstemp(suffix=".so", dir=library.parent)
-    os.close(handle)
-    made = Path(name)
-    try:
-        done = subprocess.run(
-            [*command[:1], "-o", str(made), command[-1], *command[1:-1]],
-            capture_output=True, text=True, timeout=time_limit_s, check=False, stdin=subprocess.DEVNULL, errors="replace",
-        )  # fmt: skip
-        if done.returncode == 0:
-            made.chmod(0o755)
-            made.replace(library)
-        return done.returncode == 0, (done.stdout + done.stderr)[-LOG_LIMIT:], done.returncode >= 0
-    except subprocess.TimeoutExpired:
-        return (
-            False,
-            f"the compiler was stopped after {time_limit_s:g} s: simplify the source or raise the limit",
-            False,
-        )
-    finally:
-        made.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

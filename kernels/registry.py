@@ -21,6 +21,7 @@ from kernels.precision import lowest
 
 ROOT = Path(__file__).resolve().parent
 SOURCES = {"cpu": "cpu.cpp", "triton": "triton.py"}  # by what an operator may be asked for
+LATE = re.compile(r'^extern "C" \{ long (\w+) = (-?\d+); \}.*\n#define \1 \1$', re.MULTILINE)
 LOCAL_INCLUDE = re.compile(r'^#include "([^"]+)"\s*$', re.MULTILINE)
 
 
@@ -36,6 +37,7 @@ class Parameter:
     constraint: str  # an expression over parameter names that must hold, or ""
     why: str
     precision: tuple[tuple[int, str], ...] = ()  # (value, name) of those that compute in less than the endpoint's dtype
+    late: bool = False  # cpu: read at run time, so that another value needs no new compilation
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +113,23 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 def parameter(row: Mapping[str, Any]) -> Parameter:
     precision = tuple((int(value), name) for value, name in row.get("precision", {}).items())
     values = tuple(row["values"])
-    return Parameter(row["name"], values, row["default"], row.get("constraint", ""), row["why"], precision)
+    late = row.get("read") == "run"
+    return Parameter(row["name"], values, row["default"], row.get("constraint", ""), row["why"], precision, late)
 
 
 def instantiate(op: Op | str, values: Mapping[str, int] | None = None) -> str:
-    """The operator's whole source with its parameters as #defines at the top. Raises ParameterError."""
+    """The operator's whole source with its parameters at the top: as #defines, or as values that are read at run time
+    (`kernels.build` compiles what follows once for all of those). Raises ParameterError.
+    """
     op = load(op) if isinstance(op, str) else op
-    defines = "".join(f"#define {name} {value}\n" for name, value in op.resolve(values).items())
-    return f"// {op.name}: parameters\n{defines}\n{op.source_text}"
+    late = {p.name for p in op.params if p.late}
+    lines = [
+        f'extern "C" {{ long {name} = {value}; }}  // read at run time\n#define {name} {name}\n'
+        if name in late
+        else f"#define {name} {value}\n"
+        for name, value in op.resolve(values).items()
+    ]
+    return f"// {op.name}: parameters\n{''.join(lines)}\n{op.source_text}"
 
 
 def inlined(path: Path, seen: set[Path] | None = None) -> str:
@@ -130,3 +141,8 @@ def inlined(path: Path, seen: set[Path] | None = None) -> str:
     seen.add(path)
     text = path.read_text().replace("#pragma once\n", "")
     return LOCAL_INCLUDE.sub(lambda match: inlined(path.parent / match[1], seen).rstrip("\n"), text)
+
+
+def settled(text: str) -> str:
+    """A text of `instantiate` whose values are settled: what was read at run time is a #define like the others."""
+    return LATE.sub(r"#define \1 \2", text)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.artifacts import Artifact, ArtifactError, ArtifactStore, check_files, source_hash
-from kernels.build import compile_cpp, has_compiler
+from kernels.build import Compiler, compile_cpp, has_compiler
 from optimizer.records import Candidate, Proposal
 
 COMPILE_LIMIT_S = 60.0
@@ -31,15 +31,17 @@ class Builder:
         self.artifacts = ArtifactStore(data_dir)
         self.out_dir = Path(data_dir).resolve() / "builds"
 
-    def build(self, proposal: Proposal) -> Built:
-        """Compiles and stores a proposal. Raises ArtifactError for files that no candidate may have."""
+    def build(self, proposal: Proposal, run: Compiler | None = None) -> Built:
+        """Compiles (with `run`, None: here and now) and stores. Raises ArtifactError for files that no candidate may have."""
         check_files(proposal.files)
         start = time.perf_counter()
         libraries: dict[str, Path] = {}
         failure, log, fresh = "", "", False
         for name, text in sorted(proposal.files.items()):
             if name.endswith(".cpp"):
-                result = compile_cpp(self._source(name, text), out_dir=self.out_dir, time_limit_s=COMPILE_LIMIT_S)
+                result = compile_cpp(
+                    self._source(name, text), out_dir=self.out_dir, time_limit_s=COMPILE_LIMIT_S, run=run
+                )
                 log, fresh = log + result.log, fresh or not result.cached
                 if result.path is None:
                     failure = f"{name} did not compile: {_first_error(result.log)}"

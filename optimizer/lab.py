@@ -7,7 +7,7 @@ import importlib.metadata
 import platform
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,14 @@ from optimizer.ledger import Ledger
 from optimizer.measure.probe import operator_seconds, probe_artifact, shares
 from optimizer.measure.replay import Work
 from optimizer.measure.rig import Rig
-from optimizer.measure.stats import noise_floor
+from optimizer.measure.stats import Spread, noise_floor
+from optimizer.measure.tier_one import TierOne
 from optimizer.measure.tiers import (
     DECODE_STEPS,
     Content,
     Measured,
+    Repeats,
     Rule,
-    TierOne,
     TierTwo,
     TooFast,
     WrongValues,
@@ -52,6 +53,12 @@ FEW_LAYERS = 4
 SLICE_STEPS = 10  # decode steps of one turn in tier 2
 MEMORY_SHARE = 0.5  # of the host's limit, from where it is started afresh between candidates
 OPEN_LOOP_CONCURRENCY = 4
+NULL_PAIRS = 12  # of the baseline with its twin
+MOST_NOISE = 0.05  # a gain of more is worth finding however noisy the machine: its interval says how sure it is
+LOOKS, VISITS = (
+    (2, 4, 10, 20),
+    (4, 10, 20),
+)  # pairs of tier 1: what seems faster after 4 and is not sure comes back twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +140,7 @@ class Lab:
     operators: dict[str, dict[str, float]] = field(default_factory=dict)
     steps: dict[str, dict[str, float]] = field(default_factory=dict)  # artefact hash -> phase -> seconds of all layers
     restarts: int = 0
+    spread: Spread = field(default_factory=Spread)  # of pairs at tier 1, over all candidates
 
     def __post_init__(self) -> None:
         self.baseline = self.artifacts.baseline(self.scene.config)
@@ -157,8 +165,16 @@ class Lab:
     def close(self) -> None:
         self.host.close()
 
-    def tier_one(self, artifact: Artifact, timeout_s: float) -> Measured:
-        return self._guarded(artifact, lambda: self.one.measure(artifact, timeout_s))
+    def tier_one(
+        self,
+        artifact: Artifact,
+        incumbent: Artifact | None,
+        timeout_s: float,
+        earlier: Sequence[float] = (),
+        judge: Callable[[str], None] = lambda behaviour: None,
+    ) -> Measured:
+        """See `TierOne.measure`. What `judge` raises passes through; the candidate is let go of then."""
+        return self._guarded(artifact, lambda: self.one.measure(artifact, timeout_s, incumbent, earlier, judge))
 
     def tier_two(self, artifact: Artifact, incumbent: Artifact | None) -> Measured:
         return self._guarded(artifact, lambda: self.two.measure(artifact, incumbent))
@@ -211,6 +227,9 @@ class Lab:
         """A failure costs the candidate, and a restart when it took the host down; nothing else."""
         try:
             return measure()
+        except Repeats:
+            self.host.call(Unload(artifact.hash, self.one.layers))
+            raise
         except (HostFailure, WrongValues, TooFast):
             if self.host.alive:
                 self.host.call(Unload(artifact.hash, self.one.layers))
@@ -230,7 +249,7 @@ class Lab:
         model, run, work = self.scene.config, self.run, self.work
         layers = min(FEW_LAYERS, model.num_hidden_layers)
         self.one = TierOne(
-            self.host, model, run.dtype, work, self.baseline, layers, run.seed + 101 + self.restarts,
+            self.host, model, run.dtype, work, self.baseline, layers, self._seed(101),
             Rule(self.noise), self.ledger.quiet,
         )  # fmt: skip
         longest = max(
@@ -243,16 +262,20 @@ class Lab:
         )  # fmt: skip
         self._rules()
 
+    def _seed(self, purpose: int) -> int:
+        """Another one after each restart and in each attempt at the run: no content comes twice."""
+        return self.run.seed + purpose + 1000 * self.restarts + 1_000_000 * self.ledger.lease.attempt
+
     def _rules(self) -> None:
         short = self.run.budget_s < 120
-        self.one.rule = Rule(self.noise, limit_s=1.5 if short else 4.0)
+        self.one.rule = Rule(self.noise, LOOKS, 1.5 if short else 4.0, width=0.15, visits=VISITS, prior=self.spread)
         self.two.rule = Rule(self.noise, limit_s=3.0 if short else 9.0, width=0.03)
 
     def _requests(self, trial: int) -> list[Work]:
         """More than a trial can use up: what comes again would find its own prefix in the cache."""
         tokens = SLICE_STEPS * self.work.concurrency * (self.two.rule.looks[-1] + 2)
         count = 2 * self.work.concurrency + round(2 * tokens / max(self.work.osl, 1.0))
-        return self.scene.requests(count, self.run.seed + 1000 * (self.restarts + 1) + trial)
+        return self.scene.requests(count, self._seed(1000 + trial))
 
     def time_steps(self, *hashes: str) -> None:
         """Seconds of a prefill and a decode step of all layers, for each of these artefacts, as the baseline's were taken."""
@@ -315,8 +338,10 @@ class Lab:
         twin = self.artifacts.put(
             self.baseline.files(), name="baseline, again", settings=dict(self.baseline.manifest.settings)
         )
-        self.one.rule = Rule(0.0, looks=(6,), limit_s=4.0)
-        return min(0.25, noise_floor(self.one.measure(twin).ratio.ratios).margin)
+        self.one.rule = Rule(0.0, looks=(NULL_PAIRS,), limit_s=4.0)
+        ratios = self.one.measure(twin).ratio.ratios
+        self.spread.learn(ratios)
+        return min(MOST_NOISE, noise_floor(ratios).margin)
 
     def _ceilings(self) -> Ceilings:
         return Ceilings.of(self.scene.ceilings, self.run.dtype)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from optimizer.config import RunConfig
@@ -27,10 +26,12 @@ from optimizer.records import (
     to_json,
 )
 from optimizer.store import Lease, LeaseLost, RunState, RunStore
+from optimizer.times import Times
 
 LEASE_TTL_S = 30.0
 BEAT_S = 2.0
 RENEW_S = 6.0
+RATES = ("predicted", "tier1", "tier2", "verified", "distinct_behaviours")  # counts that are also told an hour
 OnEvent = Callable[[str, dict[str, Any]], None]
 
 
@@ -38,13 +39,20 @@ class Cancelled(Exception):
     """A person asked the run to stop."""
 
 
-class Ledger:
+class Ledger(Times):
     """Use as a context: the heartbeat lives inside it."""
 
-    def __init__(self, config: RunConfig, store: RunStore, lease: Lease, on_event: OnEvent | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        store: RunStore,
+        lease: Lease,
+        on_event: OnEvent | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(clock)
         self.config, self.store, self.lease = config, store, lease
         self.state: RunState = store.load(config.run_id)
-        self.quiet = threading.Lock()  # held while something is timed: the heartbeat waits for it
         self.phase = self.state.phase
         self.proposals = {p.id: p for p in self.state.proposals}
         self.candidates = {c.artifact_hash: c for c in self.state.candidates}
@@ -52,12 +60,11 @@ class Ledger:
         self.estimates = {e.artifact_hash: e for e in self.state.estimates}
         self.verified: dict[str, bool] = {}
         self.usage = last_usage(store, config.run_id) if lease.attempt > 1 else {}  # agent -> its `llm_usage`
-        self.lost: dict[str, float] = defaultdict(float)
         self.swaps: dict[str, float] = {}  # by kind, the latest
         self.device_s = 0.0  # spent timing candidates, this attempt
         self.best_ratio = 1.0
         self._on_event = on_event or (lambda kind, payload: None)
-        self._start = time.monotonic()
+        self._start = clock()
         self._stop = threading.Event()
         self._cancelled = self._lease_lost = False
         self._thread = threading.Thread(target=self._beat, daemon=True, name="lease")
@@ -73,7 +80,7 @@ class Ledger:
 
     def elapsed(self) -> float:
         """Seconds this run has taken, earlier attempts included."""
-        return self.state.elapsed_s + time.monotonic() - self._start
+        return self.state.elapsed_s + self.clock() - self._start
 
     def check(self) -> None:
         """Raises Cancelled or LeaseLost when the run is no longer to go on. Call between measurements."""
@@ -167,20 +174,14 @@ class Ledger:
             found[check.artifact_hash].append(check)
         return found
 
-    @contextmanager
-    def losing(self, why: str) -> Iterator[None]:
-        """Time inside is the engines' idle time, booked under `why`."""
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self.lost[why] += time.monotonic() - start
-
     def measured(self, tier: int = 1) -> list[Experiment]:
         return [e for e in self.experiments.values() if e.tier >= tier and e.state in MEASURED]
 
     def counts(self) -> dict[str, Any]:
-        """Distinct sources, foci and mechanisms are of measured candidates only; predicted ones are counted apart."""
+        """Distinct sources, foci and mechanisms are of measured candidates only; predicted ones are counted apart.
+
+        Distinct behaviours are of programs whose checks passed in tier 1: other text that does the same is one.
+        """
         by_tier = {t: {e.artifact_hash for e in self.measured() if e.tier == t} for t in (1, 2)}
         measured = [self.candidates[h] for h in by_tier[1] | by_tier[2] if h in self.candidates]
         failed = {e.artifact_hash for e in self.experiments.values() if e.state is State.FAILED}
@@ -190,6 +191,8 @@ class Ledger:
             "tier2": len(by_tier[2]),
             "verified": sum(self.verified.values()),
             "failed": len(failed),
+            "duplicates": len([e for e in self.experiments.values() if e.state is State.DUPLICATE]),
+            "distinct_behaviours": len({e.behaviour or e.artifact_hash for e in self.measured() if e.tier == 1}),
             "distinct_sources": len({c.source_hash for c in measured}),
             "foci": len({c.focus for c in measured}),
             "mechanisms": len({c.mechanism for c in measured}),
@@ -220,7 +223,7 @@ class Ledger:
     def per_hour(self) -> dict[str, float]:
         hours = max(self.elapsed(), 1.0) / 3600
         counts = self.counts()
-        return {k: round(counts[k] / hours, 1) for k in ("predicted", "tier1", "tier2", "verified")}
+        return {k: round(counts[k] / hours, 1) for k in RATES}
 
     def progress(self) -> None:
         """Where the run stands. The time left is a range: verification of a second finalist, or none, moves the end."""
@@ -235,14 +238,10 @@ class Ledger:
                 "eta_high_s": round(left + 0.25 * budget, 1) if self.phase != "report" else 5.0,
                 "counts": self.counts(),
                 "per_hour": self.per_hour(),
-                "utilisation": round(min(1.0, self.device_s / max(time.monotonic() - self._start, 1e-9)), 3),
+                "utilisation": round(self.utilisation, 3),
                 "best_ratio": self.best_ratio,
             },
         )
-
-    def time_lost(self) -> list[dict[str, Any]]:
-        ordered = sorted(self.lost.items(), key=lambda item: -item[1])
-        return [{"why": why, "seconds": round(seconds, 2)} for why, seconds in ordered]
 
     def _beat(self) -> None:
         """Renews the lease and looks for a wish to stop; between timed blocks, unless those leave no gap for long."""

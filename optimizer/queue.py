@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,9 +10,11 @@ from dataclasses import dataclass, field
 from optimizer.agents.base import Agent, SearchView
 from optimizer.board import Board
 from optimizer.builder import content_hash, mechanism_hash
-from optimizer.records import Estimate, Post, Proposal
+from optimizer.records import Candidate, Estimate, Experiment, Post, Proposal
+from optimizer.thinking import Thinker
 
 PER_AGENT = 2  # proposals that one agent may have waiting
+NEWS = 8  # results after which an agent that had nothing to say is asked again; at once when the incumbent has changed
 REFUSALS = 3  # proposals in a row that the board may refuse before an agent is passed over this round
 
 
@@ -24,7 +27,11 @@ class Waiting:
 
 @dataclass
 class ProposalQueue:
-    """`on_proposal` records a proposal once it is claimed, before anyone else sees it."""
+    """`on_proposal` records a proposal once it is claimed, before anyone else sees it.
+
+    Quick agents are asked inline, in turn, so that a run can be repeated. Those that think (`Agent.thinks`) do so in threads
+    of their own; what they come to is put in the queue when it is there.
+    """
 
     agents: Sequence[Agent]
     board: Board
@@ -33,6 +40,32 @@ class ProposalQueue:
     duplicates: int = 0
     _turn: int = 0
     _tuned: bool = False  # whether what was taken last is of a source that had been measured
+    _told: int = 0
+    _silent: dict[str, int] = field(
+        default_factory=dict
+    )  # agents that had nothing to say: asked again at so many results
+
+    def __post_init__(self) -> None:
+        self._news = threading.Event()
+        self.thinkers = {a.name: Thinker(a, self._news) for a in self.agents if getattr(a, "thinks", False)}
+
+    @property
+    def thinking(self) -> bool:
+        return any(thinker.busy for thinker in self.thinkers.values())
+
+    def wait(self, limit_s: float) -> None:
+        """Until a thinking agent has come to something, or the time is up."""
+        self._news.wait(limit_s)
+        self._news.clear()
+
+    def told(self, candidate: Candidate, experiment: Experiment) -> None:
+        """All agents hear of it; those that think do so between thoughts."""
+        self._told += 1
+        if experiment.leads:
+            self._silent.clear()
+        for agent in self.agents:
+            thinker = self.thinkers.get(agent.name)
+            (thinker or agent).told(candidate, experiment)
 
     def restore(self, proposals: Iterable[Proposal]) -> None:
         """Proposals of an earlier attempt that were claimed and never measured: they go first."""
@@ -44,16 +77,28 @@ class ProposalQueue:
     def fill(self, view: Callable[[], SearchView]) -> None:
         """Asks each agent in turn until every one has its share waiting or nothing more to say."""
         for agent in self._in_turn():
-            held = sum(w.proposal.agent == agent.name for w in self.waiting)
-            refused = 0
-            while held < PER_AGENT and refused < REFUSALS:
-                proposal = agent.propose(view())
-                if proposal is None:
-                    break
-                if self.add(proposal):
-                    held += 1
-                else:
-                    refused += 1
+            room = PER_AGENT - sum(w.proposal.agent == agent.name for w in self.waiting)
+            if agent.name in self.thinkers:
+                self._collect(self.thinkers[agent.name], room, view)
+            elif room > 0 and self._told >= self._silent.get(agent.name, 0):
+                self._ask(agent, room, view)
+
+    def _ask(self, agent: Agent, room: int, view: Callable[[], SearchView]) -> None:
+        refused = 0
+        while room > 0 and refused < REFUSALS:
+            proposal = agent.propose(view())
+            if proposal is None:
+                self._silent[agent.name] = self._told + (NEWS if self.waiting else 1)
+                return
+            if self.add(proposal):
+                room -= 1
+            else:
+                refused += 1
+
+    def _collect(self, thinker: Thinker, room: int, view: Callable[[], SearchView]) -> None:
+        room -= sum(self.add(proposal) for proposal in thinker.collect())
+        if room > 0 and not thinker.busy:
+            thinker.think(view())
 
     def add(self, proposal: Proposal) -> bool:
         """False when the board refuses the claim: the program was tried, or someone else is at that mechanism."""
@@ -67,9 +112,15 @@ class ProposalQueue:
         return True
 
     def take(
-        self, predict: Callable[[Proposal], Estimate], measured: Sequence[Proposal], tried: set[str]
+        self,
+        predict: Callable[[Proposal], Estimate],
+        measured: Sequence[Proposal],
+        tried: set[str],
+        ready: Callable[[Proposal], bool] = lambda proposal: True,
     ) -> Waiting | None:
         """The proposal worth most: a focus or mechanism not yet measured first, then the best that may come of it.
+
+        What is ready to be measured goes before what has to be compiled first: the engine does not wait for a compiler.
 
         Tuning what was measured takes turns with sources that were not: the best program's neighbours always promise
         most, and something better may lie elsewhere.
@@ -79,9 +130,9 @@ class ProposalQueue:
         foci = Counter(p.focus for p in measured)
         mechanisms = Counter(p.mechanism for p in measured)
 
-        def worth(w: Waiting) -> tuple[bool, bool, float]:
+        def worth(w: Waiting) -> tuple[bool, bool, bool, float]:
             new_ground = not foci[w.proposal.focus] or not mechanisms[w.proposal.mechanism]
-            return new_ground, self._tuned and w.source_hash not in tried, predict(w.proposal).high
+            return ready(w.proposal), new_ground, self._tuned and w.source_hash not in tried, predict(w.proposal).high
 
         best = max(self.waiting, key=worth)
         self.waiting.remove(best)

@@ -21,6 +21,7 @@ class State(enum.StrEnum):
     DISCARD = "discard"
     PREDICTED = "predicted"  # pruned by the cost model, never measured
     FAILED = "failed"  # did not compile, crashed, hung, wrong values
+    DUPLICATE = "duplicate"  # other text that does what an earlier candidate does: shares its result, not counted
 
 
 class Verdict(enum.StrEnum):
@@ -95,8 +96,10 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A *measured* candidate at one tier. `ratio` is speed of the candidate over speed of the incumbent or baseline, paired.
+    """A *measured* candidate at one tier. `ratio` is its speed over the baseline's.
 
+    It was timed in turns with `against`: the baseline, or at tier 1 the incumbent once there is one. `paired` is the speed over
+    that, which the state is the verdict on; `ratio` is then the chain of both ratios, with the combined interval.
     Raises ValueError for a ratio without passed checks, or for a measured state without a ratio and its interval.
     """
 
@@ -109,7 +112,7 @@ class Experiment:
     ratio: float | None = None
     ci_low: float | None = None
     ci_high: float | None = None
-    samples: list[float] = field(default_factory=list)  # paired ratios, in the order measured
+    samples: list[float] = field(default_factory=list)  # paired ratios over `against`, in the order measured
     predicted: float | None = None
     # tier 2: output_tput (tok/s), interactivity (tok/s/user), accepted_share (of drafts)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -117,12 +120,21 @@ class Experiment:
     hot_swap_s: float | None = None  # source text to first measured step
     failure: str = ""
     log_tail: str = ""
+    paired: float | None = None  # speed over `against`
+    paired_low: float | None = None
+    paired_high: float | None = None
+    visit: int = 1  # a candidate that could not be told from the incumbent is measured again, at most twice
+    behaviour: str = ""  # equal for programs that do the same and are scheduled alike
+    leads: bool = False  # tier 2: it became the incumbent
+    same_as: str = ""  # of a duplicate: the artifact hash of the earlier one
 
     def __post_init__(self) -> None:
         if self.ratio is not None and not self.checks_passed:
             raise ValueError("an experiment whose checks did not pass has no ratio")
         if self.state in MEASURED and None in (self.ratio, self.ci_low, self.ci_high):
             raise ValueError(f"state {self.state} needs a ratio and its interval")
+        if self.state is State.DUPLICATE and not self.same_as:
+            raise ValueError("a duplicate says what it is one of")
         if self.state is State.FAILED and not self.failure:
             raise ValueError("a failed experiment says why")
 

@@ -81,6 +81,10 @@ class Desk:
 
 
 class Agent(Protocol):
+    """An agent that takes long (one that asks a language model) has an attribute `thinks = True`: it is then asked in a thread
+    of its own, with a view of the moment when it began, and told results between its thoughts, in that same thread.
+    """
+
     name: str
     focus: str
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from engine.artifacts import ArtifactError
+from kernels.registry import settled
 from optimizer.agents.base import Tried
 from optimizer.builder import Builder
 from optimizer.export.clean_cpp import CleanError, clean_cpp
@@ -19,7 +20,7 @@ FINISHER = "finisher"  # the author of cleaned sources; no agent has this name
 def cleaned(files: Mapping[str, str]) -> dict[str, str]:
     """The sources without dead branches, tuning numbers named. Raises SyntaxError or CleanError for broken text."""
     texts = clean_python(files)
-    return {name: clean_cpp(text) if name.endswith((".cpp", ".h")) else text for name, text in texts.items()}
+    return {name: clean_cpp(settled(text)) if name.endswith((".cpp", ".h")) else text for name, text in texts.items()}
 
 
 def finished(finalists: Iterable[Tried], builder: Builder, ledger: Ledger) -> list[Tried]:

@@ -14,7 +14,7 @@ import numpy as np
 from engine.artifacts import Artifact
 from engine.batching import SeqStep, make_batch
 from engine.client import HostClient
-from engine.wire import Fill, Load, Loaded, Step, StepDone, Unload, WireBatch
+from engine.wire import Fill, Load, Loaded, SampleRow, Step, StepDone, Unload, WireBatch
 
 Tokens = tuple[int, ...]
 Tables = list[list[int]]
@@ -125,6 +125,14 @@ class Rig:
         assert isinstance(done, StepDone)
         rows = sum(len(s.token_ids) if s.all_logits else int(s.wants_logits) for s in step)
         return np.frombuffer(done.logits, np.float32).reshape(rows, -1) if rows else np.empty((0, 0), np.float32)
+
+    def choose(self, step: Sequence[SeqStep]) -> list[int]:
+        """The greedy token of each row asked for; no logits cross the pipe."""
+        rows = sum(len(s.token_ids) if s.all_logits else int(s.wants_logits) for s in step)
+        greedy = [SampleRow(temperature=0.0)] * rows
+        done = self.host.call(Step(self.artifact.hash, self.batch(step), greedy, self.layers), self.timeout_s)
+        assert isinstance(done, StepDone)
+        return done.token_ids
 
     def fill(self, blocks: Sequence[int], value: float) -> None:
         self.host.call(

@@ -1,6 +1,6 @@
-"""Tier 1: a few layers, candidate and baseline in turns. Tier 2: all layers, the traffic through the scheduler.
+"""Tier 2: all layers, the traffic through the scheduler. And what both tiers share: rules, contents, failures.
 
-Values are checked before anything is timed and again after it. The clock is ours; content is new in every timed pair.
+Values are checked before anything is timed. The clock is ours; content is new in every trial.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ import numpy as np
 from engine.artifacts import Artifact
 from engine.client import HostClient
 from engine.models.config import ModelConfig
-from engine.wire import BlockDone, Prepare, TimedBlock
 from optimizer.cost.roofline import DTYPE_BYTES, Workload, weight_share
 from optimizer.measure.replay import Replay, Work
 from optimizer.measure.rig import Rig, Script, Tokens
-from optimizer.measure.stats import PairedRatio, conclude, decide, paired_ratio
-from optimizer.measure.values import distance
+from optimizer.measure.stats import PairedRatio, Spread, conclude, decide, paired_ratio
+from optimizer.measure.values import Screen
 from optimizer.records import State
 
-MIN_BLOCK_S = 0.02  # shorter blocks are at the mercy of the pipe and the scheduler
 DECODE_STEPS = 4
 FLOOR_SHARE = 0.8  # of the physical floor: the ceiling is measured too
 MAX_KL, MIN_AGREE = 0.02, 0.98  # a screen for wrong programs; verification judges the fine differences
+HOPELESS = 0.8  # confidence of the interval by which a candidate is given up early
 SPARE = 2.5  # pool bytes over what the baseline's layout needs: a candidate's may be padded
 
 
@@ -39,38 +38,68 @@ class TooFast(Exception):
     """A candidate beat what the machine's memory allows: it cannot have done the work."""
 
 
+class Repeats(Exception):
+    """A program of other text that does what one measured before does."""
+
+    def __init__(self, behaviour: str, same_as: str) -> None:
+        super().__init__(f"does the same as {same_as[:12]}")
+        self.behaviour, self.same_as = behaviour, same_as
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When pairs are enough: at a look where the verdict is settled and the interval narrow, or when time is up."""
+    """When pairs are enough: at a look where the verdict is settled and the interval narrow, or when time is up.
+
+    A candidate may be measured in several visits, whose pairs are pooled: `visits` are the numbers of pairs, looks too, at which
+    each ends. The allowed error is shared by all looks, so coming back costs no honesty.
+    """
 
     margin: float  # what two equal programs may seem to differ by here
     looks: tuple[int, ...] = (3, 5, 8)
     limit_s: float = 5.0
     width: float = 0.05  # half the interval, on the log scale
+    visits: tuple[int, ...] = ()  # empty: one
+    prior: Spread | None = None
 
-    def enough(self, ratios: list[float], elapsed_s: float) -> bool:
-        if len(ratios) < 2:
+    def enough(self, ratios: list[float], elapsed_s: float, before: int = 0) -> bool:
+        """`before`: pairs of earlier visits."""
+        if len(ratios) < max(2, before + 1):
             return False
-        if len(ratios) >= self.looks[-1] or elapsed_s >= self.limit_s:
+        if len(ratios) >= self.looks[-1] or len(ratios) in self.visits or elapsed_s >= self.limit_s:
             return True
-        found = decide(ratios, self.margin, self.looks)
+        if len(ratios) not in self.looks:
+            return False
+        if self.hopeless(ratios):
+            return True
+        found = decide(ratios, self.margin, self.looks, prior=self.prior)
         if not found.done:
             return False
-        estimate = paired_ratio(ratios)
+        estimate = paired_ratio(ratios, prior=self.prior)
         return found.state is State.DISCARD or math.log(estimate.ci_high / estimate.ci_low) / 2 <= self.width
 
+    def hopeless(self, ratios: list[float]) -> bool:
+        """Whether it is unlikely to prove faster with more pairs. To give up early never makes a slower program a faster one."""
+        return paired_ratio(ratios, HOPELESS, self.prior).ci_high < 1 + self.margin
+
     def state(self, ratios: list[float]) -> State:
-        """What settled the measurement at a look, or the verdict on one that time cut short."""
-        found = decide(ratios, self.margin, self.looks)
-        if not found.done:
-            found = conclude(ratios, self.margin)
-        assert found.state is not None
-        return found.state
+        """What settled the measurement at a look, or the verdict on one that time cut short.
+
+        RETEST only for what seems faster by more than the noise: more pairs may show it. What does not is discarded.
+        """
+        found = decide(ratios, self.margin, self.looks, prior=self.prior)
+        if not found.done and len(ratios) not in self.looks:
+            found = conclude(ratios, self.margin, prior=self.prior)
+        state = found.state or State.RETEST
+        seems_faster = paired_ratio(ratios).ratio > 1 + self.margin
+        return State.DISCARD if state is State.RETEST and not seems_faster else state
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`ratio` is over the baseline; `over_incumbent` when one took part. Pairs are kept in order."""
+    """`ratio` is the candidate's speed over that of `against` (an artefact hash), in pairs kept in order.
+
+    Tier 2 measures against the baseline, and `over_incumbent` when one took part; `beats` is the verdict on that.
+    """
 
     ratio: PairedRatio
     state: State
@@ -79,6 +108,10 @@ class Measured:
     over_incumbent: PairedRatio | None = None
     step_s: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)  # of the candidate, tier 2 only
+    against: str = ""
+    behaviour: str = ""  # equal for programs that do the same, tier 1 only
+    beats: State | None = None
+    disturbed: int = 0  # timed blocks that other work overlapped and that were taken again
 
 
 @dataclass(slots=True)
@@ -104,122 +137,14 @@ def pool_bytes(config: ModelConfig, dtype: str, tokens: int, layers: int = 0) ->
     return int(SPARE * size * (tokens + 256))
 
 
-def check_values(baseline: Rig, candidate: Rig, script: Script) -> None:
-    """Both run the same script; raises WrongValues when the candidate's logits are another model's."""
-    expected, got = (np.concatenate(rig.play(script)) for rig in (baseline, candidate))
-    d = distance(expected, got)
-    if d.mean_kl > MAX_KL or d.agree < MIN_AGREE:
+def check_values(expected: Screen, got: list[np.ndarray]) -> None:
+    """`got`: each sequence's logits. Raises WrongValues when they are not the model's that `expected` is of."""
+    mean_kl, agree, rows = expected.compare(np.concatenate(got))
+    if mean_kl > MAX_KL or agree < MIN_AGREE:
         raise WrongValues(
-            f"wrong values: mean KL {d.mean_kl:.3g} from the baseline (at most {MAX_KL}), "
-            f"top token agrees in {d.agree:.1%} of {d.margin_rows} sure rows (at least {MIN_AGREE:.0%})"
+            f"wrong values: mean KL {mean_kl:.3g} from the baseline (at most {MAX_KL}), "
+            f"top token agrees in {agree:.1%} of {rows} sure rows (at least {MIN_AGREE:.0%})"
         )
-
-
-@dataclass
-class TierOne:
-    """A few layers. `rule` says how many pairs are enough."""
-
-    host: HostClient
-    config: ModelConfig
-    dtype: str
-    work: Workload
-    baseline: Artifact
-    layers: int
-    seed: int
-    rule: Rule
-    quiet: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        self.content = Content(self.config.vocab_size, self.seed)
-        room = self.work.concurrency * (self.context + DECODE_STEPS) + self.work.prefill_tokens
-        self.kv_bytes = pool_bytes(self.config, self.dtype, room, self.layers)
-        self.reference = Rig(self.host, self.baseline, self.layers, self.kv_bytes)
-        self.reference.play(self._values())  # warm, as every candidate is
-
-    @property
-    def context(self) -> int:
-        return max(1, min(round(self.work.context), self.config.max_position_embeddings - DECODE_STEPS))
-
-    def measure(self, artifact: Artifact, timeout_s: float = 60.0) -> Measured:
-        """Raises HostFailure, WrongValues. The candidate is unloaded afterwards, unless the host is gone."""
-        start = time.perf_counter()
-        candidate = Rig(self.host, artifact, self.layers, self.kv_bytes, timeout_s=timeout_s)
-        values = self._values()
-        candidate.step(values.prefill_steps(candidate.tables(values))[0])
-        first_step_s = time.perf_counter() - start
-        check_values(self.reference, candidate, values)
-        ratios, device_s = self._pairs(candidate, values)
-        candidate.unload()
-        return Measured(paired_ratio(ratios), self.rule.state(ratios), device_s, first_step_s)
-
-    def _pairs(self, candidate: Rig, values: Script) -> tuple[list[float], float]:
-        weights, started = self.work.weights(), time.perf_counter()
-        repeats = {"prefill": 1, "decode": 1}
-        rows: list[float] = []
-        while not self.rule.enough(rows, time.perf_counter() - started):
-            scripts = self._fresh(values)
-            times = [0.0, 0.0]
-            sides = (self.reference, candidate)
-            for phase, script in scripts.items():
-                for rig in sides:
-                    self._prepare(rig, phase, script, values)
-                order = (0, 1) if len(rows) % 2 == 0 else (1, 0)
-                for side in order:
-                    seconds, argmax = self._timed(sides[side], phase, repeats)
-                    times[side] += weights[phase] * seconds / (DECODE_STEPS if phase == "decode" else 1)
-                    if side == 1:
-                        self._recheck(candidate, phase, script, values, argmax)
-            rows.append(times[0] / times[1])
-        return rows, time.perf_counter() - started
-
-    def _timed(self, rig: Rig, phase: str, repeats: dict[str, int]) -> tuple[float, list[int]]:
-        """Seconds of one pass over the prepared steps, from a block long enough for a fair clock."""
-        while True:
-            with self.quiet:
-                start = time.perf_counter()
-                done = self.host.call(
-                    TimedBlock(rig.artifact.hash, self._id(rig, phase), self.layers, repeats[phase]), 30
-                )
-                seconds = time.perf_counter() - start
-            assert isinstance(done, BlockDone)
-            if seconds >= MIN_BLOCK_S or repeats[phase] >= 256:
-                return seconds / repeats[phase], done.argmax
-            repeats[phase] = min(256, int(repeats[phase] * max(2, 1.3 * MIN_BLOCK_S / max(seconds, 1e-4))))
-
-    def _recheck(self, rig: Rig, phase: str, script: Script, values: Script, argmax: list[int]) -> None:
-        """The timed path must give what the plain path gives for the same content."""
-        again: list[int] = []
-        for step in self._steps(rig, phase, script, values):
-            again += rig.step(step).argmax(-1).tolist()
-        if again != argmax:
-            raise WrongValues(f"the timed {phase} steps chose other tokens than the same steps run untimed")
-
-    def _prepare(self, rig: Rig, phase: str, script: Script, values: Script) -> None:
-        steps = [rig.batch(s) for s in self._steps(rig, phase, script, values)]
-        self.host.call(Prepare(self._id(rig, phase), steps))
-
-    def _steps(self, rig: Rig, phase: str, script: Script, values: Script) -> list:
-        """Decode goes on from the context that the value check left in the pool; prefill has blocks behind it."""
-        held = rig.tables(values)
-        if phase == "decode":
-            return script.decode_steps(held)
-        first = max(max(t) for t in held) + 1
-        return script.prefill_steps(rig.tables(script, range(first, rig.loaded.blocks)))
-
-    def _fresh(self, values: Script) -> dict[str, Script]:
-        n = self.work.concurrency
-        forced = tuple(self.content.tokens(DECODE_STEPS) for _ in range(n))
-        return {
-            "decode": Script(values.prompts, forced),
-            "prefill": self.content.script(1, self.work.prefill_tokens, 0),
-        }
-
-    def _values(self) -> Script:
-        n = self.work.concurrency
-        return self.content.script(n, self.context, DECODE_STEPS, chunk=max(16, 512 // n))
-
-    def _id(self, rig: Rig, phase: str) -> str:
-        return f"{phase}-{'baseline' if rig is self.reference else 'candidate'}"
 
 
 @dataclass
@@ -263,10 +188,16 @@ class TierTwo:
         if fastest < FLOOR_SHARE * floor_s:
             raise TooFast(f"a step took {fastest * 1e3:.2f} ms; reading the weights alone takes {floor_s * 1e3:.2f} ms")
         ratios = [row[0] / row[-1] for row in rows]
-        over = paired_ratio([row[1] / row[-1] for row in rows]) if len(sides) == 3 else None
-        device_s = time.perf_counter() - start
+        over = [row[1] / row[-1] for row in rows] if len(sides) == 3 else []
         return Measured(
-            paired_ratio(ratios), self.rule.state(ratios), device_s, 0.0, over, fastest, self._metrics(turns[-1], rows)
+            paired_ratio(ratios),
+            self.rule.state(ratios),
+            time.perf_counter() - start,
+            over_incumbent=paired_ratio(over) if over else None,
+            step_s=fastest,
+            metrics=self._metrics(turns[-1], rows),
+            against=self.baseline.hash,
+            beats=self.rule.state(over) if over else None,
         )
 
     def _metrics(self, replay: Replay, rows: list[tuple[float, ...]]) -> dict[str, float]:
@@ -299,7 +230,8 @@ class TierTwo:
 
     def _check(self, artifact: Artifact) -> None:
         script = self.content.script(2, 48, 2)
-        check_values(self._rig(self.baseline), self._rig(artifact), script)
+        expected = Screen(np.concatenate(self._rig(self.baseline).play(script)))
+        check_values(expected, self._rig(artifact).play(script))
 
     def _rig(self, artifact: Artifact) -> Rig:
         return Rig(self.host, artifact, resident=self.replays[artifact.hash].loaded)

@@ -61,6 +61,25 @@ def distance(reference: np.ndarray, logits: np.ndarray) -> Distance:
     )
 
 
+class Screen:
+    """A reference's logits [rows, vocab], kept ready to be compared with many candidates'."""
+
+    def __init__(self, logits: np.ndarray) -> None:
+        self.log_p = log_softmax(logits.astype(np.float64))
+        self.p = np.exp(self.log_p)
+        second, first = np.partition(self.log_p, -2, axis=-1)[:, -2:].T
+        self.sure, self.top = first - second > MARGIN, self.log_p.argmax(-1)
+
+    def compare(self, logits: np.ndarray) -> tuple[float, float, int]:
+        """(mean KL, share of equal top tokens in sure rows, sure rows). Raises ValueError for shapes that differ."""
+        if logits.shape != self.log_p.shape:
+            raise ValueError(f"logits {logits.shape} are compared with {self.log_p.shape}")
+        kl = np.maximum((self.p * (self.log_p - log_softmax(logits.astype(np.float64)))).sum(-1), 0.0)
+        sure = int(self.sure.sum())
+        equal = int((self.sure & (logits.argmax(-1) == self.top)).sum())
+        return float(kl.mean()), equal / sure if sure else 1.0, sure
+
+
 def perplexity(logits: np.ndarray, targets: np.ndarray) -> float:
     """Of the `targets` that followed each row."""
     chosen = [

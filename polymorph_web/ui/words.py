@@ -28,6 +28,7 @@ STATES: dict[str, StateWord] = {
     "marginal": StateWord("info", "Marginal", "info"),
     "retest": StateWord("refresh", "Retest", "warn"),
     "discard": StateWord("minus-circle", "Discard", ""),
+    "duplicate": StateWord("minus-circle", "Same as an earlier one", ""),
     "predicted": StateWord("lightbulb", "Predicted only", ""),
     "proposed": StateWord("lightbulb", "Proposed", ""),
     "built": StateWord("flask", "Built", ""),

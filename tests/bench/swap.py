@@ -34,7 +34,7 @@ GOALS = {"settings": 0.5, "python": 0.5, "cpp_cached": 0.5, "cpp_fresh": 3.0}
 def run() -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder)
-        times = _by_kind(data)
+        times = by_kind(data)
         server = _while_serving(data)
     figures = [
         Figure(f"source text to first measured step, {kind}", statistics.median(seconds), "s", GOALS[kind], "at most")
@@ -43,7 +43,7 @@ def run() -> list[Figure]:
     return figures + server
 
 
-def _by_kind(data: Path) -> dict[str, list[float]]:
+def by_kind(data: Path) -> dict[str, list[float]]:
     builder = Builder(data)
     baseline = builder.artifacts.baseline().files()["forward.py"]
     cpp = _cpp_proposal()

@@ -76,7 +76,7 @@ def test_without_a_compiler_it_says_so(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_no_half_written_library_is_left_behind(tmp_path: Path) -> None:
     build.compile_cpp(write_source(tmp_path, "int broken( {\n"), out_dir=tmp_path / "out")
-    assert [p.suffix for p in (tmp_path / "out").iterdir()] == [".json"]
+    assert [p.suffix for p in (tmp_path / "out").iterdir() if p.is_file()] == [".json"]
 
 
 def test_the_process_holds_one_openmp_runtime(tmp_path: Path) -> None:
@@ -112,3 +112,22 @@ def test_transformers_imports_beside_our_kernels_package() -> None:
 def test_the_toolchain_line_names_compiler_cpu_and_flags() -> None:
     line = build.toolchain()
     assert "-march=native" in line and build.cpu_identity() in line
+
+
+def test_values_read_at_run_time_share_one_compilation(tmp_path: Path) -> None:
+    text = (
+        'extern "C" { long PM_ONE = 3; }  // read at run time\n#define PM_ONE PM_ONE\n'
+        + 'extern "C" int f() { return int(PM_ONE) + NUMBER; }\n'
+    )
+
+    def made(text: str) -> build.BuildResult:
+        return build.compile_cpp(write_source(tmp_path, text), out_dir=tmp_path / "out")
+
+    first = made(text.replace("NUMBER", "1"))
+    assert first.ok and not first.cached and ctypes.CDLL(str(first.path)).f() == 4
+    other = made(text.replace("NUMBER", "1").replace("= 3", "= 30"))
+    assert other.cached and other.path != first.path and ctypes.CDLL(str(other.path)).f() == 31
+    assert len(list((tmp_path / "out").glob("*.o"))) == 1
+    changed = made(text.replace("NUMBER", "2"))
+    assert not changed.cached and ctypes.CDLL(str(changed.path)).f() == 5
+    assert not made(text.replace("NUMBER", "(")).ok

@@ -19,7 +19,7 @@ OPERATORS = {
 }  # fmt: skip
 FOLDERS = sorted({p.parent.name for file in registry.SOURCES.values() for p in registry.ROOT.glob(f"*/{file}")})
 PAIRS = [(name, source) for source in registry.SOURCES for name in registry.names(source)]
-KEYS = {"name", "for", "values", "default", "constraint", "why", "precision"}
+KEYS = {"name", "for", "values", "default", "constraint", "why", "precision", "read"}
 
 
 @pytest.mark.parametrize("source", registry.SOURCES)
@@ -104,3 +104,10 @@ def test_an_unknown_operator_or_source_is_named_with_the_known_ones() -> None:
         registry.load("conv9d")
     with pytest.raises(KeyError, match="no cpu operator 'lm_head'"):
         registry.load("lm_head")
+
+
+def test_values_read_at_run_time_can_be_settled() -> None:
+    text = registry.instantiate("decode_step", {"PM_SPIN": 1000})
+    assert 'extern "C" { long PM_SPIN = 1000; }' in text and "#define PM_SPIN PM_SPIN\n" in text
+    settled = registry.settled(text)
+    assert "#define PM_SPIN 1000\n" in settled and "#define PM_SPIN PM_SPIN" not in settled and "{ long" not in settled

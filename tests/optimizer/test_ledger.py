@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,8 +44,11 @@ class Run:
         assert lease
         return lease
 
-    def open(self) -> Ledger:
-        return Ledger(self.config, self.store, self.lease, lambda kind, payload: self.heard.append((kind, payload)))
+    def open(self, clock: Callable[[], float] = time.monotonic) -> Ledger:
+        def hear(kind: str, payload: dict[str, Any]) -> None:
+            self.heard.append((kind, payload))
+
+        return Ledger(self.config, self.store, self.lease, hear, clock)
 
     def beat(self, ledger: Ledger, times: int = 1) -> None:
         ledger._stop = Beats(times)  # type: ignore[assignment]
@@ -122,11 +127,11 @@ def test_the_heartbeat_waits_for_what_is_timed_but_not_for_ever(run: Run, monkey
     run.store.cancel(run.config.run_id)
     with ledger.quiet:
         run.beat(ledger)
-        assert ledger.quiet.locked(), "it is the timing's own lock"
+        assert not ledger.quiet.acquire(timeout=0), "it is the timing's own lock"
     with pytest.raises(Cancelled):
         ledger.check()
     run.beat(ledger)
-    assert not ledger.quiet.locked()
+    assert ledger.quiet.acquire(timeout=0)
 
 
 def test_counts_are_of_measured_candidates_only(run: Run) -> None:
@@ -146,24 +151,30 @@ def test_counts_are_of_measured_candidates_only(run: Run) -> None:
     ledger.verdict("a", True)
     ledger.verdict("f", False)
     expected = {"predicted": 1, "tier1": 4, "tier2": 1, "verified": 1, "failed": 2}
+    expected |= {"duplicates": 0, "distinct_behaviours": 4}
     assert ledger.counts() == expected | {"distinct_sources": 3, "foci": 2, "mechanisms": 2}
     assert {e.id for e in ledger.measured(2)} == {"a-2"}
     told = [payload for kind, payload in run.heard if kind == "progress"]
     assert told[-2]["counts"]["tier1"] == 4 and told[-1]["counts"]["failed"] == 2
 
 
-def test_rates_are_of_the_whole_run_and_utilisation_of_this_attempt(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_are_of_the_whole_run_and_utilisation_of_the_search(run: Run) -> None:
     run.store.set_progress(run.lease, "search", 1790.0)
     now = [1000.0]
-    monkeypatch.setattr(ledger_module.time, "monotonic", lambda: now[0])
-    ledger = run.open()
+    ledger = run.open(lambda: now[0])
     now[0] += 10.0
     assert ledger.elapsed() == pytest.approx(1800.0)
     ledger.candidate(candidate("a"), ok=True)
-    ledger.experiment(candidate("a"), experiment("a", device_s=5.0))
+    with ledger.searching():
+        with ledger.working():
+            now[0] += 5.0
+        now[0] += 5.0
+        ledger.experiment(candidate("a"), experiment("a", device_s=5.0))
     assert ledger.per_hour()["tier1"] == 2.0
     progress = run.heard[-1][1]
-    assert progress["utilisation"] == 0.5 and progress["elapsed_s"] == 1800.0
+    assert progress["utilisation"] == 0.5 and progress["elapsed_s"] == 1810.0
+    now[0] += 100.0
+    assert ledger.utilisation == 0.5, "what comes after the search does not change it"
 
 
 def test_a_later_attempt_knows_what_was_recorded(run: Run) -> None:
@@ -192,12 +203,9 @@ def test_it_is_stored_before_it_is_told(run: Run) -> None:
     assert stored_when_told["candidate"] == 1 and stored_when_told["experiment"] == 1
 
 
-def test_time_lost_is_booked_under_its_reason_also_when_it_ends_badly(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_time_lost_is_booked_under_its_reason_also_when_it_ends_badly(run: Run) -> None:
     now = [0.0]
-    monkeypatch.setattr(ledger_module.time, "monotonic", lambda: now[0])
-    ledger = run.open()
+    ledger = run.open(lambda: now[0])
     for why, seconds in (("compiling", 2.0), ("agents thinking", 5.0), ("compiling", 1.0)):
         with pytest.raises(ValueError, match="bad"), ledger.losing(why):
             now[0] += seconds

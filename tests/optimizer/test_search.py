@@ -19,7 +19,7 @@ import pytest
 from engine.artifacts import Artifact, ArtifactStore
 from engine.models.config import ModelConfig
 from kernels.build import has_compiler
-from optimizer import search as search_module
+from optimizer import trials
 from optimizer.config import RunConfig
 from optimizer.export.finish import FINISHER, cleaned
 from optimizer.file_store import FileStore, worker_name
@@ -73,7 +73,7 @@ def ended(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     heard: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ArtifactStore, "baseline", slow_baseline)
-        patch.setattr(search_module, "TIER_ONE_LIMIT_S", 3.0)
+        patch.setattr(trials, "TIER_ONE_LIMIT_S", 3.0)
         patch.setattr(integrity, "SLOWED_LIMIT", 50.0)  # other tests may run beside this one
         patch.setattr(controls, "run", lambda verifier, names, stop_at: dict.fromkeys(names, True))
         agents = [agent_of(p) for p in CANDIDATES]

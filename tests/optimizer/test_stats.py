@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from optimizer.lab import LOOKS as TIER_ONE_LOOKS
+from optimizer.lab import VISITS
 from optimizer.measure.stats import (
     LOOKS,
     MIN_MARGIN,
+    PRIOR_PAIRS,
+    Spread,
+    chained,
     conclude,
     decide,
     interleaving,
@@ -18,6 +25,7 @@ from optimizer.measure.stats import (
     paired_ratio,
     percentile,
 )
+from optimizer.measure.tiers import Rule
 from optimizer.records import State
 
 
@@ -129,3 +137,65 @@ def test_what_stays_open_is_marginal_or_to_be_retested() -> None:
 def test_a_measurement_cut_short_is_judged_on_what_there_is() -> None:
     assert conclude([1.4, 1.41, 1.39, 1.4, 1.4]).state is State.KEEP
     assert conclude([1.4, 0.9]).state is State.RETEST and conclude([1.4, 0.9]).done
+
+
+def test_a_moderated_interval_leans_on_what_is_known_of_the_scatter() -> None:
+    prior = Spread()
+    for _ in range(20):
+        prior.learn([0.9, 1.0, 1.1, 1.0])
+    lucky = [1.2, 1.2001, 1.1999]  # three pairs that happen to agree say little by themselves
+    alone, known = paired_ratio(lucky), paired_ratio(lucky, prior=prior)
+    assert alone.ci_low > 1.19 and known.ci_low < 1.15 and known.ratio == alone.ratio
+    wide = [0.9, 1.2, 1.6]
+    assert paired_ratio(wide, prior=prior).ci_low > paired_ratio(wide).ci_low, "and a wild one is not taken for all"
+    assert prior.weight == PRIOR_PAIRS and Spread().weight == 0
+    Spread().learn([1.0])  # one pair has no scatter
+
+
+def test_the_chain_has_both_uncertainties() -> None:
+    ratio, low, high = chained(paired_ratio([1.0, 1.1, 1.2]), (2.0, 1.8, 2.0 * 2.0 / 1.8))
+    own = paired_ratio([1.0, 1.1, 1.2])
+    assert ratio == pytest.approx(2 * own.ratio)
+    half = math.hypot(math.log(own.ci_high / own.ci_low) / 2, math.log(2.0 / 1.8))
+    assert math.log(high / ratio) == pytest.approx(half) and math.log(ratio / low) == pytest.approx(half)
+
+
+def visited(draw: Callable[[], float], rule: Rule) -> State:
+    """A candidate through all its visits."""
+    rows: list[float] = []
+    while True:
+        before = len(rows)
+        while not rule.enough(rows, 0.0, before):
+            rows.append(draw())
+        state = rule.state(rows)
+        if state is not State.RETEST or len(rows) >= rule.looks[-1]:
+            return state
+
+
+@pytest.mark.parametrize("heavy", [False, True])
+def test_equal_programs_are_hardly_ever_kept_however_often_they_come_back(heavy: bool) -> None:
+    """Tier 1's own rule, with a margin of nothing: only the intervals stand between chance and a win."""
+    rng = np.random.default_rng(5)
+    scatter = (lambda: rng.standard_t(4) * 0.06) if heavy else (lambda: rng.normal() * 0.08)
+    prior = Spread()
+    for _ in range(30):
+        prior.learn([math.exp(scatter()) for _ in range(4)])
+    rule = Rule(0.0, TIER_ONE_LOOKS, visits=VISITS, width=0.15, prior=prior)
+    states = Counter(visited(lambda: math.exp(scatter()), rule) for _ in range(1500))
+    faster = states[State.KEEP] + states[State.MARGINAL]
+    assert faster / 1500 <= 0.03, states  # tier 2 confirms what is left by a test of its own
+    gain = Counter(visited(lambda: math.exp(scatter() + math.log(1.25)), rule) for _ in range(300))
+    assert (gain[State.KEEP] + gain[State.MARGINAL]) / 300 >= 0.8, gain
+    slow = Counter(visited(lambda: math.exp(scatter() + math.log(0.8)), rule) for _ in range(300))
+    assert slow[State.DISCARD] == 300
+
+
+def test_what_is_hopeless_is_given_up_at_the_first_look_and_a_visit_ends_at_its_own() -> None:
+    rule = Rule(0.05, TIER_ONE_LOOKS, visits=VISITS, width=0.15)
+    assert rule.enough([0.5, 0.51], 0.0) and rule.state([0.5, 0.51]) is State.DISCARD
+    unsure = [1.0, 1.3, 1.0, 1.3]
+    assert not rule.enough(unsure[:2], 0.0) and rule.enough(unsure, 0.0)
+    assert rule.state(unsure) is State.RETEST and not rule.enough(unsure, 0.0, before=4)
+    assert rule.state([0.99, 1.2, 0.9, 1.1]) is State.DISCARD, (
+        "what does not seem faster by more than noise is not retested"
+    )

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 
 from engine.artifacts import Artifact, ArtifactStore
 from engine.client import HostClient, HostFailure
 from engine.models.config import ModelConfig
-from engine.wire import BlockDone, HostStatus, Status, TimedBlock
+from engine.wire import BlockDone, HostStatus, Status, TimedBlock, Trace, Traced, Unload
+from kernels.build import has_compiler
+from optimizer.builder import Builder
 from optimizer.cost.roofline import Workload
 from optimizer.measure.replay import Work
+from optimizer.measure.rig import Rig
+from optimizer.measure.tier_one import CONTENT_USES, TierOne
 from optimizer.measure.tiers import (
     SPARE,
     Content,
+    Repeats,
     Rule,
-    TierOne,
     TierTwo,
     TooFast,
     WrongValues,
     pool_bytes,
 )
-from optimizer.records import State
+from optimizer.records import Proposal, State
 from optimizer.verify.faults import SPOILS_INPUTS
 from tests.optimizer.scripted import BASELINE, SLOW, behind
 
@@ -33,6 +38,23 @@ RULE = Rule(margin=0.1, looks=(3, 5, 8), limit_s=20.0)
 @pytest.fixture
 def one(host: HostClient, tiny_config: ModelConfig, baseline: Artifact) -> TierOne:
     return TierOne(host, tiny_config, "float32", WORK, baseline, layers=1, seed=5, rule=RULE)
+
+
+CALLS_A_LIBRARY = """
+
+class Calling(Forward):
+    def __init__(self, model, settings):
+        super().__init__(model, settings)
+        self.library = settings.library("k")
+
+    def __call__(self, batch, kv):
+        self.library.f(NUMBER)
+        return super().__call__(batch, kv)
+
+
+def build(model, settings):
+    return Calling(model, settings)
+"""
 
 
 def tier_two(host: HostClient, config: ModelConfig, baseline: Artifact, floor_s: float = 0.0) -> TierTwo:
@@ -73,8 +95,11 @@ def test_tier_one_refuses_wrong_values_and_goes_on(one: TierOne, wrong: Artifact
 
 
 def test_tier_one_refuses_what_computes_otherwise_when_timed(
-    one: TierOne, artifacts: ArtifactStore, baseline: Artifact
+    one: TierOne, artifacts: ArtifactStore, baseline: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(WrongValues, match=r"of 8 tokens chosen in timed decode steps . were the incumbent's"):
+        one.measure(SPOILS_INPUTS.store(artifacts, baseline))
+    monkeypatch.setattr("optimizer.measure.tier_one.MIN_SHARED", 0.0)
     with pytest.raises(WrongValues, match="chose other tokens than the same steps run untimed"):
         one.measure(SPOILS_INPUTS.store(artifacts, baseline))
 
@@ -115,8 +140,8 @@ def test_tier_one_takes_turns_and_swaps_who_begins(
     one.rule = Rule(0.1, looks=(4,), limit_s=60)
     assert one.measure(slow).ratio.pairs == 4
     turns = [(phase, side) for (phase, side), _ in groupby(timed)]
-    begins = [("decode", "baseline"), ("decode", "candidate"), ("prefill", "baseline"), ("prefill", "candidate")]
-    swapped = [("decode", "candidate"), ("decode", "baseline"), ("prefill", "candidate"), ("prefill", "baseline")]
+    begins = [("decode", "incumbent"), ("decode", "candidate"), ("prefill", "incumbent"), ("prefill", "candidate")]
+    swapped = [("decode", "candidate"), ("decode", "incumbent"), ("prefill", "candidate"), ("prefill", "incumbent")]
     assert turns == [*begins, *swapped] * 2
 
 
@@ -131,9 +156,95 @@ def test_a_timed_block_is_repeated_until_a_clock_can_judge_it(
 
     with monkeypatch.context() as patch:
         patch.setattr(host, "call", instant)
-        patch.setattr("optimizer.measure.tiers.MIN_BLOCK_S", 10.0)
-        one._timed(one.reference, "decode", {"decode": 1})
+        patch.setattr("optimizer.measure.tier_one.MIN_BLOCK_S", 10.0)
+        one._timed(one.reference, "decode")
     assert repeats[0] == 1 and repeats[-1] == 256 and repeats == sorted(repeats)
+
+
+def test_tier_one_pairs_a_candidate_with_the_incumbent(
+    one: TierOne, slow: Artifact, twin: Artifact, baseline: Artifact, host: HostClient
+) -> None:
+    found = one.measure(twin, incumbent=slow)
+    assert found.against == slow.hash and found.state is State.KEEP and found.ratio.ci_low > 1
+    assert resident(host) == {baseline.hash, slow.hash}, "the incumbent stays ready"
+    again = one.measure(twin)
+    assert again.against == baseline.hash and again.state is not State.KEEP
+    assert resident(host) == {baseline.hash}
+
+
+def test_a_content_is_used_for_some_candidates_and_never_twice_for_one(
+    one: TierOne, twin: Artifact, artifacts: ArtifactStore
+) -> None:
+    first = one.expected
+    one.measure(twin)
+    assert one.expected is first
+    one.measure(twin)
+    assert one.expected is not first, "a candidate that comes back sees a new one"
+    second = one.expected
+    for i in range(CONTENT_USES):
+        one.measure(artifacts.put({"forward.py": BASELINE + f"\n# {i}\n"}, name=f"use {i}"))
+    assert one.expected is not second and len(one.expected.seen) == 1
+
+
+def test_pairs_of_earlier_visits_are_pooled(one: TierOne, slow: Artifact) -> None:
+    one.rule = Rule(0.1, looks=(3, 6), limit_s=60, visits=(3, 6))
+    found = one.measure(slow, earlier=[0.2, 0.3, 0.25])
+    assert found.ratio.ratios[:3] == (0.2, 0.3, 0.25) and found.ratio.pairs == 6
+
+
+def test_programs_of_other_text_that_do_the_same_have_one_behaviour(
+    one: TierOne, artifacts: ArtifactStore, baseline: Artifact, host: HostClient
+) -> None:
+    heard: dict[str, str] = {}
+
+    def behaviour(name: str, text: str, **settings: int) -> str:
+        def judge(found: str) -> None:
+            heard[name] = found
+            raise Repeats(found, "")
+
+        artifact = artifacts.put({"forward.py": text}, name=name, settings=settings)
+        with pytest.raises(Repeats):
+            one.measure(artifact, judge=judge)
+        host.call(Unload(artifact.hash, one.layers))
+        return heard[name]
+
+    plain = behaviour("plain", BASELINE)
+    renamed = BASELINE.replace("class Forward", "UNUSED = 3  # says nothing\n\n\nclass Forward").replace(
+        "rotate(", "turned("
+    )
+    assert behaviour("renamed", renamed) == plain
+    assert behaviour("unread setting", BASELINE, probe=3) == plain
+    assert behaviour("another block size", BASELINE, block_size=32) != plain
+    more = behind("More", "batch.positions.add(0)\nreturn super().__call__(batch, kv)")
+    assert behaviour("one operator more", more) != plain
+
+
+@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
+def test_a_kernel_with_another_distance_behaves_otherwise_and_one_with_other_comments_does_not(
+    host: HostClient, tiny_config: ModelConfig, tmp_path: Path, baseline: Artifact
+) -> None:
+    builder = Builder(tmp_path)
+    kernel = """#include <cstdint>
+    namespace { int64_t twice(int64_t x) { return DISTANCE * x; } }
+    extern "C" int64_t f(int64_t x) { return twice(x); }
+    """
+
+    def behaviour(text: str, number: int = 5) -> str:
+        forward = f"{BASELINE}{CALLS_A_LIBRARY}".replace("NUMBER", str(number))
+        files = {"forward.py": forward, "k.cpp": text}
+        built = builder.build(Proposal("k", "ada", "cache", "k", "why", "cpp", files))
+        assert not built.failure, built.candidate.build_log
+        rig = Rig(host, built.artifact, 1, 1 << 20)
+        steps = [rig.batch(s) for s in Content(tiny_config.vocab_size, 1).script(1, 8, 1).steps([[0, 1]])]
+        found = host.call(Trace(built.artifact.hash, steps, 1))
+        assert isinstance(found, Traced) and found.behaviour, found
+        rig.unload()
+        return found.behaviour
+
+    near = behaviour(kernel.replace("DISTANCE", "2"))
+    assert behaviour("// said otherwise\n" + kernel.replace("DISTANCE", "2").replace("twice", "doubled")) == near
+    assert behaviour(kernel.replace("DISTANCE", "4")) != near, "another number in the machine code"
+    assert behaviour(kernel.replace("DISTANCE", "2"), number=6) != near, "another number in a call"
 
 
 def test_tier_two_refuses_wrong_values(two: TierTwo, wrong: Artifact) -> None:
@@ -208,7 +319,8 @@ def test_when_pairs_are_enough(ratios: list[float], elapsed_s: float, enough: bo
     [
         ([0.16, 0.22, 0.30], State.DISCARD),
         ([4.4, 3.3, 6.0], State.KEEP),
-        ([0.16, 0.22], State.RETEST),  # cut short: two pairs settle nothing so wide
+        ([1.2, 2.2], State.RETEST),  # cut short: two pairs settle nothing so wide
+        ([0.16, 0.22], State.DISCARD),  # nothing settled, and it does not seem faster
         ([1.5, 1.5, 1.5, 1.5], State.KEEP),  # cut short between two looks
     ],
 )
