@@ -21,7 +21,7 @@ def test_a_name_says_what_weights_and_what_the_cache_are_kept_in() -> None:
 
 
 def test_an_unknown_name_is_refused_and_promises_nothing() -> None:
-    with pytest.raises(ValueError, match="no precision is called int3: there are same, int8, int4, kv-int8"):
+    with pytest.raises(ValueError, match="no precision is called int3: there are same, fp8, int8, int4, kv-int8"):
         lowest(["int8", "int3"])
     assert of_weights("int3") == of_cache("int3") == "same"
 
