@@ -51,7 +51,7 @@ def test_a_killed_run_goes_on_and_loses_nothing(tiny_model: Path, tmp_path: Path
     try:
         before = measured(store, run)
         deadline = time.monotonic() + LIMIT_S
-        while len(before) < 2:
+        while not before:  # what does the same is measured once: there is little to measure on the tiny model
             assert first.poll() is None and time.monotonic() < deadline, "it ended before it was killed"
             time.sleep(0.1)
             before = measured(store, run)
