@@ -56,12 +56,11 @@ class GroupedExperts:
             raise ValueError(f"the experts kernel takes bfloat16 weights of an even width, not {weight.dtype} {(n, k)}")
         kept = weight.contiguous()
         if self.library.weight_layout():
-            kept = torch.empty(self.library.packed_size(i64(n), i64(k)), dtype=torch.uint8)
-            self.library.use_large_pages(pointer(kept.data_ptr()), i64(kept.nbytes))
-            source = weight.contiguous()
-            self.library.pack_matrix(
-                pointer(source.data_ptr()), i64(n), i64(k), pointer(kept.data_ptr()), i64(self.threads)
-            )
+            source, threads = (pointer(kept.data_ptr()), i64(n), i64(k)), i64(self.threads)
+            packed = torch.empty(self.library.packed_size(*source, threads), dtype=torch.uint8)
+            self.library.use_large_pages(pointer(packed.data_ptr()), i64(packed.nbytes))
+            self.library.pack_matrix(*source, pointer(packed.data_ptr()), threads)
+            kept = packed
         self.keep.append(kept)
         return kept.data_ptr()
 

@@ -137,6 +137,14 @@ def test_a_failed_program_is_neither_repeated_nor_built_upon() -> None:
     assert [p.name for p in made if "whole_step" in p.name] == ["whole_step"]
 
 
+def test_once_the_whole_step_won_coded_weights_come_next_and_declare_no_lower_precision() -> None:
+    made = search(make_agents(0), VIEW, 20)
+    (coded,) = (p for p in made if p.name == "whole_step (PM_WEIGHT_BITS=12)")
+    assert coded.precision == "same" and "PM_WEIGHT_BITS 12" in coded.files["decode_step.cpp"]
+    tuned = [p.name for p in made if p.agent == "fusion" and p.name.startswith("whole_step (")]
+    assert tuned[0] == coded.name
+
+
 def test_without_a_compiler_only_what_needs_none_is_proposed_and_the_agents_say_so() -> None:
     view = replace(VIEW, machine=Machine(2))
     agents = make_agents(0)
@@ -176,7 +184,9 @@ def test_a_lower_precision_is_proposed_only_where_it_was_declared_and_says_so() 
         parts = [{"16": "", "8": "int8", "4": "int4"}[bits], "kv-int8" if "PM_KV_BITS=8" in name else ""]
         assert precision == ("+".join(filter(None, parts)) or "same"), name
     assert named["paged_attention (PM_KV_BITS=8)"] == "kv-int8"
-    assert "int8+kv-int8" in {p.precision for p in declared if p.focus == "cache"}  # a cache in fewer bits for what is best
+    assert "int8+kv-int8" in {
+        p.precision for p in declared if p.focus == "cache"
+    }  # a cache in fewer bits for what is best
 
 
 UNLIKE_LLAMA: dict[str, dict[str, Any]] = {
