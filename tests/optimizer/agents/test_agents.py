@@ -181,7 +181,7 @@ def test_a_lower_precision_is_proposed_only_where_it_was_declared_and_says_so() 
     for name, precision in named.items():
         default = "8" if "quantised_linear" in name else "16"
         bits = name.partition("PM_WEIGHT_BITS=")[2].rstrip(")").split(",")[0] or default
-        parts = [{"16": "", "8": "int8", "4": "int4"}[bits], "kv-int8" if "PM_KV_BITS=8" in name else ""]
+        parts = [{"16": "", "12": "", "8": "int8", "4": "int4"}[bits], "kv-int8" if "PM_KV_BITS=8" in name else ""]
         assert precision == ("+".join(filter(None, parts)) or "same"), name
     assert named["paged_attention (PM_KV_BITS=8)"] == "kv-int8"
     assert "int8+kv-int8" in {
