@@ -66,7 +66,7 @@ def test_a_compiler_stands_still_while_something_is_timed() -> None:
     until(lambda: len(members(group._pid)) >= 2)
     pids = members(group._pid)
     with quiet:
-        until(lambda: {state(pid) for pid in pids} == {"T"})
+        until(lambda: {state(pid) for pid in members(group._pid)} == {"T"})
     until(lambda: "T" not in {state(pid) for pid in pids})
     group.end()
     thread.join(10)

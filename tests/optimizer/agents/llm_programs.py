@@ -12,7 +12,7 @@ def hunks(*pairs: tuple[str, str]) -> str:
 
 FUSED = answer(
     {"name": "fused qkv", "hypothesis": "Q, K and V read one input: one matrix makes three calls one."},
-    edit_forward=hunks(*parts()["fused_qkv"].hunks),
+    edit_forward=hunks(*((h.old, h.new) for h in parts()["fused_qkv"].hunks)),
 )
 
 # every logit belongs to its neighbour
