@@ -39,7 +39,7 @@ def read(text: str, base: Base = BASE, **allowed: Any) -> Answer:
 def test_a_models_program_gives_the_baselines_logits(tiny_model: Path, text: str, mechanism: str) -> None:
     found, model = read(text), load_model(tiny_model, "float32")
     assert found.mechanism == mechanism
-    ours = play(build_files("answer", found.files, model, found.settings), model.config.vocab_size)
+    ours = play(build_files(found.files, model, found.settings), model.config.vocab_size)
     torch.testing.assert_close(ours, play(build(Program(), model), model.config.vocab_size), atol=2e-4, rtol=1e-4)
 
 
