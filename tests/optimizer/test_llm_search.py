@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from kernels.build import has_compiler
-from optimizer import search as search_module
+from optimizer import trials
 from optimizer.agents import make_agents
 from optimizer.config import RunConfig
 from optimizer.file_store import FileStore, worker_name
@@ -48,7 +48,7 @@ def ended(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with pytest.MonkeyPatch.context() as patch, llm_server(*script) as server:
         for name, value in ENVIRONMENT.items():
             patch.setenv(f"POLYMORPH_LLM_{name}", value)
-        patch.setattr(search_module, "TIER_ONE_LIMIT_S", 3.0)
+        patch.setattr(trials, "TIER_ONE_LIMIT_S", 3.0)
         yield Ended(tiny_model, data_folder(tmp_path_factory.mktemp("llm")), server)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -38,10 +39,7 @@ def build_files(files: Mapping[str, str], model: LoadedModel, settings: Mapping[
     libraries = {}
     for file, text in files.items():
         if file.endswith(".cpp"):
-            source = test_data() / "agent-sources" / hashlib.sha256(text.encode()).hexdigest()[:16] / file
-            source.parent.mkdir(parents=True, exist_ok=True)
-            source.write_text(text)
-            built = compile_cpp(source, out_dir=test_data() / "builds")
+            built = compile_cpp(source_of(file, text), out_dir=test_data() / "builds")
             assert built.ok and built.path is not None, built.log
             libraries[file.removesuffix(".cpp")] = built.path
         else:
@@ -51,6 +49,17 @@ def build_files(files: Mapping[str, str], model: LoadedModel, settings: Mapping[
     with torch.inference_mode():
         forward: ForwardPass = module.build(model, Settings(settings, 2, libraries))
     return forward
+
+
+def source_of(file: str, text: str) -> Path:
+    """The text as a file that is there whole or not at all: another process of the tests may compile it at this moment."""
+    source = test_data() / "agent-sources" / hashlib.sha256(text.encode()).hexdigest()[:16] / file
+    if not source.exists():
+        source.parent.mkdir(parents=True, exist_ok=True)
+        staging = source.with_name(f".{os.getpid()}-{file}")
+        staging.write_text(text)
+        staging.replace(source)
+    return source
 
 
 def pool(forward: ForwardPass, fill: float) -> KVPool:
