@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.artifacts import Artifact, ArtifactError, ArtifactStore, check_files, source_hash
-from kernels.build import Compiler, compile_cpp, has_compiler
+from kernels.build import Compiler, compile_cpp, has_compiler, write_atomically
 from optimizer.records import Candidate, Proposal
 
 COMPILE_LIMIT_S = 60.0
@@ -73,9 +73,7 @@ class Builder:
         path = folder / name
         if not path.is_file():
             folder.mkdir(parents=True, exist_ok=True)
-            staging = folder / f".{name}.new"
-            staging.write_text(text)
-            staging.replace(path)
+            write_atomically(path, text.encode())
         return path
 
 

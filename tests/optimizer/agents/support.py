@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from engine.contract import ForwardPass, KVPool, LoadedModel, Settings
 from engine.host import filling, to_batch
 from engine.loader import load_module
 from engine.models.structure import baseline_of
-from kernels.build import compile_cpp
+from kernels.build import compile_cpp, write_atomically
 from optimizer.agents.programs.program import Program
 from tests.paths import test_data
 
@@ -56,9 +55,7 @@ def source_of(file: str, text: str) -> Path:
     source = test_data() / "agent-sources" / hashlib.sha256(text.encode()).hexdigest()[:16] / file
     if not source.exists():
         source.parent.mkdir(parents=True, exist_ok=True)
-        staging = source.with_name(f".{os.getpid()}-{file}")
-        staging.write_text(text)
-        staging.replace(source)
+        write_atomically(source, text.encode())
     return source
 
 
