@@ -1,11 +1,15 @@
-"""Names of precisions below an endpoint's own dtype: of weights, of the cache, or of both as in `int8+kv-int8`. Torch-free."""
+"""Names of what weights and cache are kept in: fewer bits than the endpoint's dtype has, for either or both, as in `int8+kv-int8`.
+
+`coded` weights take 12 bits and change no value (kernels/common/weights_coded.hpp); all others lose some. Torch-free.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 SAME = "same"
-WEIGHTS = (SAME, "fp8", "int8", "int4")  # each lower than the one before
+CODED = "coded"
+WEIGHTS = (SAME, CODED, "fp8", "int8", "int4")  # each lower than the one before
 CACHE = (SAME, "kv-int8")
 LOWEST = f"{WEIGHTS[-1]}+{CACHE[-1]}"
 
@@ -17,6 +21,11 @@ def lowest(precisions: Iterable[str]) -> str:
         known = ", ".join((*WEIGHTS, *CACHE[1:]))
         raise ValueError(f"no precision is called {', '.join(sorted(unknown))}: there are {known}")
     return "+".join(name for name in (of_weights(names), of_cache(names)) if name != SAME) or SAME
+
+
+def exact(precision: str) -> bool:
+    """Whether nothing is changed: an endpoint that declares no tolerance for a lower precision may be served so."""
+    return of_weights(precision) in (SAME, CODED) and of_cache(precision) == SAME
 
 
 def of_weights(precision: str) -> str:

@@ -22,7 +22,7 @@ from engine.wire import HostStatus, Prepare, Status, TimedBlock, Unload
 from kernels.build import compiler, compiler_version, has_compiler
 from kernels.ceilings import CeilingsError, cached_ceilings
 from kernels.hardware import detect
-from kernels.precision import LOWEST, SAME
+from kernels.precision import CODED, LOWEST, SAME
 from optimizer.agents.base import Machine
 from optimizer.builder import Builder
 from optimizer.config import RunConfig
@@ -347,5 +347,6 @@ class Lab:
         return Ceilings.of(self.scene.ceilings, self.run.dtype)
 
     def _floors(self) -> dict[str, dict[str, float]]:
-        lowest = LOWEST if self.run.tolerance == "quantised" else SAME  # that this run may compute in
+        unchanged = CODED if self.run.dtype == "bfloat16" else SAME
+        lowest = LOWEST if self.run.tolerance == "quantised" else unchanged  # that this run may compute in
         return floors(self.scene.config, self.run.dtype, self._ceilings(), self.work, lowest)

@@ -17,6 +17,7 @@ from engine.artifacts import source_hash
 from engine.models.structure import baseline_of
 from kernels import registry
 from kernels.gpu.tunables import CAPABILITY
+from kernels.precision import exact
 from optimizer.agents.base import SearchView
 from optimizer.agents.memory import Memory
 from optimizer.agents.programs.edit import Part, parts
@@ -112,7 +113,7 @@ class FocusAgent:
             return None
         if any(self._obstacle(part, view) for part in program.chosen):
             return None
-        if program.precision != "same" and view.tolerance != "quantised":
+        if not exact(program.precision) and view.tolerance != "quantised":
             return None
         files = program.files(baseline_of(view.config))
         source = source_hash(files, program.manifest_settings)
@@ -219,7 +220,7 @@ class FocusAgent:
 
 
 def lower_precisions(program: Program) -> list[Program]:
-    """The program, and itself in each lower precision that its kernels have."""
+    """The program, and itself with weights or cache in each other precision that its kernels have."""
     lower = [
         program.plus(**{parameter.name: value})
         for kernel in program.kernels

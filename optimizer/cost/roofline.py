@@ -13,12 +13,11 @@ from typing import Any
 
 from engine.models.config import ModelConfig
 from engine.models.layout import expected_shapes
-from kernels.precision import SAME, of_cache, of_weights
+from kernels.precision import exact, of_cache, of_weights
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # of a number in a declared precision that is not the endpoint's
-LOWER_BYTES = {"fp8": 1.0, "int8": 1.0, "int4": 0.5, "kv-int8": 1.0}
-CODED_BYTES = {"bfloat16": 1.5}  # few exponents are in use: 12 bits keep every bit (kernels/common/weights_coded.hpp)
+LOWER_BYTES = {"coded": 1.5, "fp8": 1.0, "int8": 1.0, "int4": 0.5, "kv-int8": 1.0}
 DEFAULTS = {"read_gbs": 10.0, "copy_gbs": 6.0, "gemm_bf16_flops": 5e10, "gemm_f32_flops": 5e10}
 
 
@@ -91,7 +90,7 @@ def weights_read(config: ModelConfig) -> int:
 def weight_share(precision: str, dtype: str) -> float:
     """Weight bytes that a candidate of this precision must read, over those of the endpoint's dtype."""
     whole = DTYPE_BYTES[dtype]
-    return LOWER_BYTES.get(of_weights(precision), CODED_BYTES.get(dtype, whole)) / whole
+    return LOWER_BYTES.get(of_weights(precision), whole) / whole
 
 
 def cache_share(precision: str, dtype: str) -> float:
@@ -111,7 +110,7 @@ def floors(
     """phase -> operator -> seconds below which no step of the declared precision can go."""
     share = weight_share(precision, dtype)
     # four 8-bit products take the time of two of bf16
-    products, scores = (ceilings.gemm * (1 if of(precision) == SAME else 2) for of in (of_weights, of_cache))
+    products, scores = (ceilings.gemm * (1 if exact(of(precision)) else 2) for of in (of_weights, of_cache))
     size, layers = DTYPE_BYTES[dtype], config.num_hidden_layers
     kv_token = config.kv_width * size * layers * cache_share(precision, dtype)
     q = config.num_attention_heads * config.head_dim

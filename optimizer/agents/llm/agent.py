@@ -9,6 +9,7 @@ from typing import Any
 
 from engine.artifacts import baseline_files
 from engine.models.structure import baseline_of
+from kernels.precision import exact
 from optimizer.agents.base import Desk, SearchView, Tried
 from optimizer.agents.llm.answer import PRECISIONS, Allowed, Answer, Base, read_answer
 from optimizer.agents.llm.check import AnswerError
@@ -119,7 +120,7 @@ class LlmAgent:
         return program.settings, program.precision
 
     def _allowed(self, view: SearchView) -> Allowed:
-        precisions = PRECISIONS if view.tolerance == "quantised" else ("same",)
+        precisions = tuple(p for p in PRECISIONS if exact(p) or view.tolerance == "quantised")
         return Allowed(self.foci, precisions, view.machine.has_compiler)
 
     def _focus(self, view: SearchView) -> str:

@@ -25,7 +25,7 @@ FENCE = re.compile(r"^(`{3,})[ \t]*([\w+#-]*)[ \t]*([^\n`]*)\n(.*?)^\1[ \t]*$", 
 HUNK = re.compile(r"^<{4,7}[^\n]*\n(.*?)^={4,7}[ \t]*\n(.*?)^>{4,7}[^\n]*$", re.S | re.M)
 THINKING = re.compile(r"<think(ing)?>.*?</think(ing)?>", re.S)
 FIELDS = frozenset({"name", "focus", "hypothesis", "expected", "settings", "precision"})
-PRECISIONS = ("same", "int8", "int4")
+PRECISIONS = ("same", "coded", "int8", "int4")
 LONGEST_NAME, LONGEST_HYPOTHESIS = 60, 600
 
 

@@ -48,8 +48,8 @@ anything is timed, then it is timed beside it.
   functions; Python loads it by settings.library("name") with ctypes and passes tensor.data_ptr(). Use settings.threads threads.
 - Prefill, decode, chunked prefill and mixed steps all come through __call__. Unused slots of the cache may hold anything, NaN
   included. Repacked weights are made once by model.memo(key, make); weights are read-only.
-- Stay within the endpoint's dtype unless this run allows a lower precision. Results of a request may not depend on the others in
-  its batch, nor on earlier steps beyond the cache.
+- Stay within the endpoint's dtype unless this run allows a lower precision; weights recoded with no value changed are "coded".
+  Results of a request may not depend on the others in its batch, nor on earlier steps beyond the cache.
 - Settings: block_size (tokens a block of your cache) and the scheduler's {knobs}. Write other constants into the source.
 - A program that differs from one that was tried in numbers, names of files or comments only is the same program and is refused.
 

@@ -137,12 +137,10 @@ def test_a_failed_program_is_neither_repeated_nor_built_upon() -> None:
     assert [p.name for p in made if "whole_step" in p.name] == ["whole_step"]
 
 
-def test_once_the_whole_step_won_coded_weights_come_next_and_declare_no_lower_precision() -> None:
+def test_coded_weights_are_tried_without_a_tolerance_since_they_change_nothing() -> None:
     made = search(make_agents(0), VIEW, 20)
     (coded,) = (p for p in made if p.name == "whole_step (PM_WEIGHT_BITS=12)")
-    assert coded.precision == "same" and "PM_WEIGHT_BITS 12" in coded.files["decode_step.cpp"]
-    tuned = [p.name for p in made if p.agent == "fusion" and p.name.startswith("whole_step (")]
-    assert tuned[0] == coded.name
+    assert coded.precision == "coded" and "PM_WEIGHT_BITS 12" in coded.files["decode_step.cpp"]
 
 
 def test_without_a_compiler_only_what_needs_none_is_proposed_and_the_agents_say_so() -> None:
@@ -174,14 +172,14 @@ def test_a_bias_of_the_output_gets_no_whole_step_and_those_of_queries_and_keys_d
 
 
 def test_a_lower_precision_is_proposed_only_where_it_was_declared_and_says_so() -> None:
-    assert {p.precision for p in search(make_agents(0), VIEW, 20)} == {"same"}
+    assert {p.precision for p in search(make_agents(0), VIEW, 20)} == {"same", "coded"}
     declared = search(make_agents(0), replace(VIEW, tolerance="quantised"), 30)
     named = {p.name: p.precision for p in declared}
     assert named["whole_step (PM_WEIGHT_BITS=8)"] == "int8" and named["whole_step (PM_WEIGHT_BITS=4)"] == "int4"
     for name, precision in named.items():
         default = "8" if "quantised_linear" in name else "16"
         bits = name.partition("PM_WEIGHT_BITS=")[2].rstrip(")").split(",")[0] or default
-        parts = [{"16": "", "12": "", "8": "int8", "4": "int4"}[bits], "kv-int8" if "PM_KV_BITS=8" in name else ""]
+        parts = [{"16": "", "12": "coded", "8": "int8", "4": "int4"}[bits], "kv-int8" if "PM_KV_BITS=8" in name else ""]
         assert precision == ("+".join(filter(None, parts)) or "same"), name
     assert named["paged_attention (PM_KV_BITS=8)"] == "kv-int8"
     assert "int8+kv-int8" in {

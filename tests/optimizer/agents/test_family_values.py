@@ -13,6 +13,7 @@ from engine.contract import LoadedModel
 from engine.models.structure import baseline_of
 from engine.models.weights import load_model, with_layers
 from kernels.build import has_compiler
+from kernels.precision import exact
 from optimizer.agents import Machine, SearchView
 from optimizer.agents.focused import FocusAgent
 from optimizer.agents.programs.edit import parts
@@ -94,7 +95,7 @@ def test_it_is_as_close_to_float32_as_the_baseline_is_in_bfloat16(models: dict[s
     limit = 1.5 * typical_kl(truth, baseline(model)) + 1e-4
     for program in programs(model, "bfloat16"):
         got = typical_kl(truth, play(build(program, model), model.config.vocab_size))
-        assert got <= (limit if program.precision == "same" else QUANTISED_KL), (program.name, got, limit)
+        assert got <= (limit if exact(program.precision) else QUANTISED_KL), (program.name, got, limit)
 
 
 def test_what_lies_in_free_slots_never_reaches_a_result(models: dict[str, LoadedModel]) -> None:
@@ -112,7 +113,7 @@ def test_it_runs_with_fewer_layers_and_leaves_the_weights_alone(models: dict[str
     for program in programs(model, "bfloat16"):
         play(build(program, model), model.config.vocab_size)
         got = play(build(program, short), model.config.vocab_size)
-        assert typical_kl(want, got) < (1e-3 if program.precision == "same" else QUANTISED_KL), program.name
+        assert typical_kl(want, got) < (1e-3 if exact(program.precision) else QUANTISED_KL), program.name
         assert before.keys() == model.weights.keys(), program.name
         assert all(torch.equal(before[name], tensor) for name, tensor in model.weights.items()), program.name
 

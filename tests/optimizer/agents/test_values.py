@@ -14,6 +14,7 @@ from engine.loader import make_pool
 from engine.models.structure import RopeScaling
 from engine.models.weights import load_model, with_layers
 from kernels.build import has_compiler
+from kernels.precision import exact
 from optimizer.agents import KINDS
 from optimizer.agents.programs.program import Program
 from tests.optimizer.agents.support import build, build_files, kl, play
@@ -70,7 +71,7 @@ def test_it_is_as_close_to_float32_as_the_baseline_is_in_bfloat16(
     truth = reference(float_model, program)
     got = play(build(program, half_model), half_model.config.vocab_size)
     limit = 1.25 * kl(truth, reference(half_model, program)) + 1e-4
-    assert kl(truth, got) <= (limit if program.precision == "same" else QUANTISED_KL)
+    assert kl(truth, got) <= (limit if exact(program.precision) else QUANTISED_KL)
 
 
 @pytest.mark.parametrize("program", RUNNABLE, ids=names)
@@ -87,7 +88,7 @@ def test_it_runs_with_fewer_layers_and_leaves_the_weights_alone(program: Program
     before = {name: tensor.clone() for name, tensor in half_model.weights.items()}
     full = play(build(program, half_model), half_model.config.vocab_size)
     got = play(build(program, short), half_model.config.vocab_size)
-    limit = 1e-3 if program.precision == "same" else QUANTISED_KL
+    limit = 1e-3 if exact(program.precision) else QUANTISED_KL
     assert kl(reference(short, program), got) < limit < kl(full, got)
     assert all(torch.equal(before[name], tensor) for name, tensor in half_model.weights.items())
 
@@ -99,7 +100,7 @@ def test_it_serves_projections_with_biases(program: Program, half_model: LoadedM
     sizes = {name: half_model.weights[f"{name}.weight"].shape[0] for name in matrices}
     biases = {f"{name}.bias": torch.randn(size, generator=generator).bfloat16() for name, size in sizes.items()}
     model = LoadedModel(replace(half_model.config, attention_bias=True), {**half_model.weights, **biases})
-    limit = 1e-3 if program.precision == "same" else QUANTISED_KL
+    limit = 1e-3 if exact(program.precision) else QUANTISED_KL
     assert kl(reference(model, program), play(build(program, model), model.config.vocab_size)) < limit
 
 
