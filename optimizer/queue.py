@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from optimizer.agents.base import Agent, SearchView
-from optimizer.board import Board
+from optimizer.board import SAID, Board
 from optimizer.builder import content_hash, mechanism_hash
 from optimizer.records import Candidate, Estimate, Experiment, Post, Proposal
 from optimizer.thinking import Thinker
@@ -67,6 +67,15 @@ class ProposalQueue:
             thinker = self.thinkers.get(agent.name)
             (thinker or agent).told(candidate, experiment)
 
+    def talk(self, view: Callable[[], SearchView]) -> None:
+        """Gives the floor to each agent in turn. When something was said, all are asked for a proposal again."""
+        said = len(self.board.read(*SAID))
+        for agent in self.agents:
+            if (talk := getattr(agent, "talk", None)) is not None:
+                talk(view())
+        if len(self.board.read(*SAID)) > said:
+            self._silent.clear()
+
     def restore(self, proposals: Iterable[Proposal]) -> None:
         """Proposals of an earlier attempt that were claimed and never measured: they go first."""
         for p in proposals:
@@ -103,7 +112,9 @@ class ProposalQueue:
     def add(self, proposal: Proposal) -> bool:
         """False when the board refuses the claim: the program was tried, or someone else is at that mechanism."""
         source = mechanism_hash(proposal)
-        claim = self.board.claim(proposal.agent, source, content_hash(proposal), proposal.name)
+        claim = self.board.claim(
+            proposal.agent, source, content_hash(proposal), proposal.name, reply_to=proposal.because
+        )
         if claim is None:
             self.duplicates += 1
             return False
