@@ -32,7 +32,7 @@ print(ledger.config.run_id)
 """
 GO_ON = """
 run = Run.objects.get()
-lease = Lease(str(run.id), run.lease_owner, run.attempt, run.lease_expires.timestamp())
+lease = Lease(str(run.id), run.lease_owner, run.attempt, run.lease_expires)
 ledger = Ledger(RunConfig.from_json(run.config), DjangoRunStore(), lease)
 """
 
