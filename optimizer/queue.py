@@ -15,6 +15,7 @@ from optimizer.thinking import Thinker
 
 PER_AGENT = 2  # proposals that one agent may have waiting
 NEWS = 8  # results after which an agent that had nothing to say is asked again; at once when the incumbent has changed
+ROUNDS = 2  # of talk after a result: a question, and its answer
 REFUSALS = 3  # proposals in a row that the board may refuse before an agent is passed over this round
 
 
@@ -68,12 +69,17 @@ class ProposalQueue:
             (thinker or agent).told(candidate, experiment)
 
     def talk(self, view: Callable[[], SearchView]) -> None:
-        """Gives the floor to each agent in turn. When something was said, all are asked for a proposal again."""
-        said = len(self.board.read(*SAID))
-        for agent in self.agents:
-            if (talk := getattr(agent, "talk", None)) is not None:
+        """Gives the floor to each agent in turn, again while something is said: who was asked answers at once.
+
+        When something was said, all are asked for a proposal again.
+        """
+        speakers = [talk for agent in self.agents if (talk := getattr(agent, "talk", None)) is not None]
+        for _ in range(ROUNDS if speakers else 0):
+            said = len(self.board.read(*SAID))
+            for talk in speakers:
                 talk(view())
-        if len(self.board.read(*SAID)) > said:
+            if len(self.board.read(*SAID)) == said:
+                return
             self._silent.clear()
 
     def restore(self, proposals: Iterable[Proposal]) -> None:

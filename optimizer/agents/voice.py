@@ -11,7 +11,7 @@ from optimizer.agents.base import Desk, SearchView, Tried
 from optimizer.agents.heard import Heard, parsed, spelled
 from optimizer.agents.programs.edit import parts
 from optimizer.agents.programs.program import Program
-from optimizer.records import MEASURED, Candidate, Experiment, Post
+from optimizer.records import MEASURED, Candidate, Experiment, Post, State
 
 SHOWN_SLOTS = 3  # regions that an answer names
 
@@ -67,8 +67,8 @@ class Voice:
             return f"{text} It holds {spelled(asked)} already{self._without(best, asked)}."
         if room:
             return f"{text} {spelled(asked)} is not in it and fits beside what is there: try it on top."
-        taken = {slot for part in best.chosen for slot in part.slots}
-        shared = sorted({slot for name in asked for slot in parts()[name].slots} & taken)
+        taken = {slot for part in best.chosen if part.name not in asked for slot in part.slots}
+        shared = sorted({slot for name in asked if name not in best.parts for slot in parts()[name].slots} & taken)
         return f"{text} It does {', '.join(shared[:SHOWN_SLOTS])} in its own way: {spelled(asked)} has no place in it."
 
     def _without(self, best: Program, asked: list[str]) -> str:
@@ -126,7 +126,8 @@ class Voice:
             low, high = tried.experiment.ci_low or 0.0, tried.experiment.ci_high or 0.0
             alone = program.parts in self.ideas and not program.settings and program.precision == "same"
             mine = tried.candidate.agent == self.name and spelled(program.parts) not in self.heard.asked
-            if mine and alone and low <= 1.0 <= high:
+            settled = tried.experiment.state is not State.RETEST or tried.experiment.visit > 1
+            if mine and alone and settled and low <= 1.0 <= high:
                 yield program, tried
 
     def _leader(self, view: SearchView) -> Tried | None:

@@ -19,7 +19,7 @@ function element(p, candidateUrl) {
   const node = $("#post-template").content.querySelector("article").cloneNode(true);
   const known = words[p.kind] || { icon: "dot", word: p.kind.replaceAll("_", " "), tone: "" };
   node.id = `post-${p.id}`;
-  node.className = `post ${p.kind} ${p.data?.focus || p.agent}`;
+  node.className = `post kind-${p.kind} ${p.agent}`;
   slot(node, "who").textContent = p.agent.slice(0, 2).replace(/^./, (c) => c.toUpperCase());
   slot(node, "agent").textContent = p.agent;
   const kind = Object.assign(document.createElement("span"), { className: `state ${known.tone}` });

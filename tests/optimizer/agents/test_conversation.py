@@ -158,7 +158,7 @@ def test_an_idea_that_has_no_place_in_the_faster_program_is_given_up(projections
     room.hear(fusion, "whole_step", (5.0, 4.9, 5.1))
     room.hear(cache, "joint_kv", UNSURE)
     (answer,) = room.board.read("answer")
-    assert answer.agent == "fusion" and "joint_kv has no place in it" in answer.text
+    assert answer.agent == "fusion" and "does gather, layout, rows in its own way: joint_kv has no place" in answer.text
     assert not answer.data["room"] and not answer.data["contains"]
     heard, deaf = (proposals(room, cache, 12, board) for board in (True, False))
     assert any("joint_kv" in Program.parse(name).parts for name in deaf)
@@ -182,6 +182,19 @@ def test_nobody_asks_about_what_was_sure_or_where_nobody_is_faster(attention: At
     room.hear(projections, "small_linear", SURE)
     room.hear(attention, "sequence_decode", (0.8, 0.75, 0.85))
     assert [q.data["program"] for q in room.board.read("question")] == ["paged_attention"]
+
+
+def test_nobody_asks_about_what_is_to_be_measured_again(
+    attention: AttentionAgent, projections: ProjectionsAgent
+) -> None:
+    room = Room([attention, projections])
+    room.hear(projections, "packed_linear", SURE)
+    found = result(attention, "paged_attention", UNSURE)
+    room.results.append(found)
+    for visit in (1, 2):
+        attention.told(found.candidate, replace(found.experiment, state=State.RETEST, visit=visit))
+        attention.talk(room.view())
+        assert len(room.board.read("question")) == visit - 1
 
 
 def test_a_question_is_asked_once_and_answered_once(attention: AttentionAgent, projections: ProjectionsAgent) -> None:
