@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from optimizer.agents.base import Agent, SearchView
-from optimizer.board import Board
+from optimizer.board import SAID, Board
 from optimizer.builder import content_hash, mechanism_hash
 from optimizer.records import Candidate, Estimate, Experiment, Post, Proposal
 from optimizer.thinking import Thinker
 
 PER_AGENT = 2  # proposals that one agent may have waiting
 NEWS = 8  # results after which an agent that had nothing to say is asked again; at once when the incumbent has changed
+ROUNDS = 2  # of talk after a result: a question, and its answer
 REFUSALS = 3  # proposals in a row that the board may refuse before an agent is passed over this round
 
 
@@ -67,6 +68,20 @@ class ProposalQueue:
             thinker = self.thinkers.get(agent.name)
             (thinker or agent).told(candidate, experiment)
 
+    def talk(self, view: Callable[[], SearchView]) -> None:
+        """Gives the floor to each agent in turn, again while something is said: who was asked answers at once.
+
+        When something was said, all are asked for a proposal again.
+        """
+        speakers = [talk for agent in self.agents if (talk := getattr(agent, "talk", None)) is not None]
+        for _ in range(ROUNDS if speakers else 0):
+            said = len(self.board.read(*SAID))
+            for talk in speakers:
+                talk(view())
+            if len(self.board.read(*SAID)) == said:
+                return
+            self._silent.clear()
+
     def restore(self, proposals: Iterable[Proposal]) -> None:
         """Proposals of an earlier attempt that were claimed and never measured: they go first."""
         for p in proposals:
@@ -103,7 +118,9 @@ class ProposalQueue:
     def add(self, proposal: Proposal) -> bool:
         """False when the board refuses the claim: the program was tried, or someone else is at that mechanism."""
         source = mechanism_hash(proposal)
-        claim = self.board.claim(proposal.agent, source, content_hash(proposal), proposal.name)
+        claim = self.board.claim(
+            proposal.agent, source, content_hash(proposal), proposal.name, reply_to=proposal.because
+        )
         if claim is None:
             self.duplicates += 1
             return False

@@ -62,6 +62,7 @@ class Proposal:
     parent: str = ""  # artifact hash it was derived from
     expected: float = 0.0  # speed over the baseline that its agent expects; 0: not said
     device: str = "cpu"  # or cuda
+    because: str = ""  # id of the post on the board that led to it
 
 
 @dataclass(frozen=True, slots=True)

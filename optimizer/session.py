@@ -110,7 +110,7 @@ class Session:
             step_s=dict(work.step_s),
             prefill_share=work.prefill_share,
             concurrency=work.concurrency,
-            posts=tuple(self.board.read(limit=40)),
+            posts=tuple(self.board.read()),
             incumbent=incumbent,
             incumbent_files=self.ledger.proposals[incumbent.proposal_id].files if incumbent else {},
             best=dict(self.best),
@@ -167,12 +167,12 @@ class Session:
     def tell(self, candidate: Candidate, experiment: Experiment) -> None:
         self.learn(candidate, experiment)
         if experiment.state is State.DUPLICATE:
-            same = self.ledger.candidates[experiment.same_as]
-            text = f"{candidate.name} does the same as {same.name}: its result is {experiment.ratio or 0.0:.2f}x, not measured again"
-            data = {"name": candidate.name, "source_hash": candidate.source_hash, "same_as": same.name}
-            self.board.post(candidate.agent, "result", text, candidate.artifact_hash, data=data)
+            whole = self.trials.known.get(experiment.behaviour)
+            earlier = self.ledger.candidates[whole or experiment.same_as]
+            self.board.repeat(candidate.agent, candidate, experiment, earlier, bool(whole))
         else:
             self.board.result(candidate.agent, candidate, experiment)
+        self.queue.talk(self.view)
 
     def learn(self, candidate: Candidate, experiment: Experiment) -> None:
         tried = Tried(candidate, experiment)

@@ -29,6 +29,7 @@ urlpatterns = [
     path("runs/<uuid:run_id>/cancel/", runs.cancel, name="run_cancel"),
     path("runs/<uuid:run_id>/retry/", runs.retry, name="run_retry"),
     path("runs/<uuid:run_id>/events/", runs.events, name="run_events"),
+    path("runs/<uuid:run_id>/board/", runs.board, name="run_board"),
     path("runs/<uuid:run_id>/candidates/<str:artifact_hash>/", runs.candidate, name="candidate"),
     path("runs/<uuid:run_id>/report/", runs.report, name="run_report"),
     path("runs/<uuid:run_id>/report.json", runs.report_json, name="run_report_json"),

@@ -69,9 +69,9 @@ class SearchView:
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """What a search lends an agent that asks elsewhere: a voice, a place to book what it uses, and word of the end."""
+    """What a search lends an agent: a voice, a place to book what it uses elsewhere, and word of the end."""
 
-    post: Callable[[str, str, str], object] = lambda agent, kind, text: None  # on the board
+    post: Callable[..., object] = lambda agent, kind, text, *more, **named: None  # as Board.post
     log: Callable[[str, str], None] = lambda text, level: None
     usage: Callable[[dict[str, Any]], None] = lambda totals: (
         None
@@ -83,6 +83,9 @@ class Desk:
 class Agent(Protocol):
     """An agent that takes long (one that asks a language model) has an attribute `thinks = True`: it is then asked in a thread
     of its own, with a view of the moment when it began, and told results between its thoughts, in that same thread.
+
+    One that has a method `talk(view)` is given the floor after each result: it may read the board, answer and ask. One that has
+    a method `sit(desk)` is given the search's desk before the first of all that.
     """
 
     name: str

@@ -4,6 +4,9 @@ Its proposals come from three streams, taken in turn: *explore* (an idea of its 
 best program found so far with its best idea put in) and *tune* (parameters and settings of the best program). When one
 stream has nothing new, the next is taken. The order within a stream is by expected speed: shares of the baseline's
 time, gains expected of the parts, and what was measured of them since.
+
+What is said on the board changes that (`heard.py`): an answer puts its program before the streams, a value that won elsewhere
+is where a program starts, and what failed or adds nothing is closed for all.
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ from engine.models.structure import baseline_of
 from kernels import registry
 from kernels.gpu.tunables import CAPABILITY
 from kernels.precision import exact
-from optimizer.agents.base import SearchView
+from optimizer.agents.base import Desk, SearchView
+from optimizer.agents.heard import Heard, Start
 from optimizer.agents.memory import Memory
 from optimizer.agents.programs.edit import Part, parts
 from optimizer.agents.programs.program import Program
+from optimizer.agents.voice import Voice
 from optimizer.agents.words import figures
-from optimizer.records import Candidate, Experiment, Proposal
+from optimizer.records import Candidate, Experiment, Post, Proposal
 
 NEEDS_COMPILER = frozenset({"cpp", "compile"})
 TURNS = ("explore", "explore", "combine", "explore", "tune")
@@ -40,16 +45,29 @@ class FocusAgent:
 
     def __init__(self, seed: int = 0) -> None:
         self.seed, self.memory = seed, Memory()
+        self.heard = Heard(self.name)
+        self.voice = Voice(self.name, self.focus, self.ideas, self.heard)
         self._made: dict[str, str] = {}  # name -> source hash of what this agent proposed
         self._count = 0
 
+    def sit(self, desk: Desk) -> None:
+        self.voice.desk = desk
+
+    def talk(self, view: SearchView) -> None:
+        self.voice.talk(view)
+
     def propose(self, view: SearchView) -> Proposal | None:
+        self.heard.read(view.posts)
+        for start in self.heard.suggested():
+            if proposal := self._new(start, view, same_source=False):
+                self._count += 1
+                return proposal
         first = self.turns[self._count % len(self.turns)]
         order = [first, *(s for s in ("explore", "combine", "tune") if s != first)]
         streams = {"explore": self.explore, "combine": self.combine, "tune": self.tune}
         for stream in order:
-            for program in streams[stream](view):
-                proposal = self._new(program, view, same_source=stream == "tune")
+            for start in self._starts(streams[stream](view), tuning=stream == "tune"):
+                proposal = self._new(start, view, same_source=stream == "tune")
                 if proposal is not None:
                     self._count += 1
                     return proposal
@@ -57,6 +75,7 @@ class FocusAgent:
 
     def told(self, candidate: Candidate, experiment: Experiment) -> None:
         self.memory.learn(candidate, experiment)
+        self.voice.told(candidate, experiment)
         if candidate.agent == self.name and candidate.name not in self._made:  # proposed before a resume
             self._made[candidate.name] = candidate.source_hash
             self._count += 1
@@ -105,13 +124,23 @@ class FocusAgent:
 
     # making proposals
 
-    def _new(self, program: Program, view: SearchView, *, same_source: bool) -> Proposal | None:
-        """The program as a proposal, or None when it was proposed before or cannot run here."""
+    def _starts(self, programs: Iterable[Program], tuning: bool) -> Iterator[Start]:
+        """The programs as the board has them begin, and each as it is; tuning changes one value of what was measured."""
+        for program in programs:
+            if tuning:
+                yield Start(program)
+            elif not self.heard.is_given_up(program):
+                started = self.heard.started(program)
+                yield from [started, Start(program)] if started.post else [started]
+
+    def _new(self, start: Start, view: SearchView, *, same_source: bool) -> Proposal | None:
+        """The program as a proposal, or None when it was proposed before, is closed or cannot run here."""
+        program, post = start
         if program.name in self._made or program.name in view.proposed or program in self.memory.failed:
             return None
         if program in self.memory.speeds or not (program.parts or program.values):
             return None
-        if any(self._obstacle(part, view) for part in program.chosen):
+        if any(self._obstacle(part, view) for part in program.chosen) or self.heard.is_closed(program):
             return None
         if not exact(program.precision) and view.tolerance != "quantised":
             return None
@@ -127,7 +156,7 @@ class FocusAgent:
             agent=self.name,
             focus=self.focus,
             name=program.name,
-            hypothesis=self.hypothesis(program, view),
+            hypothesis=(quoted(post) if post else "") + self.hypothesis(program, view),
             mechanism=program.mechanism,
             files=files,
             settings=program.manifest_settings,
@@ -135,6 +164,7 @@ class FocusAgent:
             device=program.device,
             expected=self.memory.expect(program, view),
             parent=view.incumbent.artifact_hash if view.incumbent and self._derived(program, view) else "",
+            because=post.id if post else "",
         )
 
     def hypothesis(self, program: Program, view: SearchView) -> str:
@@ -217,6 +247,10 @@ class FocusAgent:
         if part.kernel and int(view.config.get("head_dim", 16)) % 16:
             return "the kernels need a head size that is a multiple of 16"
         return ""
+
+
+def quoted(post: Post) -> str:
+    return f"{post.agent} said: {post.text} "
 
 
 def lower_precisions(program: Program) -> list[Program]:

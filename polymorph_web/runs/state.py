@@ -12,7 +12,7 @@ LOG_LINES = 200
 def live_state(run: Run) -> dict[str, Any]:
     """JSON-ready: see the page's script for how events change it."""
     by_kind: dict[str, list[dict[str, Any]]] = {kind: [] for kind in RunRecord.KINDS}
-    for record in run.records.order_by("id").values("kind", "payload"):
+    for record in run.records.exclude(kind="post").order_by("id").values("kind", "payload"):  # see board.py for those
         payload = record["payload"]
         payload.pop("files", None)
         payload.pop("build_log", None)
@@ -28,7 +28,6 @@ def live_state(run: Run) -> dict[str, Any]:
         "proposals": by_kind["proposal"],
         "candidates": candidate_rows(by_kind["candidate"], by_kind["estimate"], experiments),
         "experiments": experiments,
-        "posts": by_kind["post"],
         "checks": by_kind["check"],
         "llm_usage": list(_usage(run).values()),
         "logs": _logs(run),

@@ -25,6 +25,7 @@ from optimizer.export.folder import ExportError, export
 from polymorph_web.accounts.access import get_endpoint, get_run, may
 from polymorph_web.rollouts.models import Decision
 from polymorph_web.runs import charts, services, summary
+from polymorph_web.runs.board import Filter, board_page
 from polymorph_web.runs.forms import OptimiseForm, PublishedForm
 from polymorph_web.runs.models import Run
 from polymorph_web.runs.report_charts import report_charts
@@ -61,6 +62,7 @@ def live(request: HttpRequest, run_id: Any) -> HttpResponse:
         "run": run,
         "endpoint": run.endpoint,
         "state": state,
+        "board": board_page(run, Filter.read(request.GET)),
         "language_models": summary.language_models(state),
         "progress_chart": charts.progress_chart(state["experiments"]),
         "tradeoff_chart": charts.tradeoff_chart(state["experiments"]),
@@ -73,6 +75,19 @@ def live(request: HttpRequest, run_id: Any) -> HttpResponse:
         },
     }
     return render(request, "runs/live.html", context)
+
+
+@login_required
+@require_GET
+def board(request: HttpRequest, run_id: Any) -> HttpResponse:
+    """Threads alone: filtered, those before a post, or the one with a post. The page's address follows the filter."""
+    run = get_run(request.user, run_id)
+    chosen = Filter.read(request.GET)
+    before, thread = request.GET.get("before", ""), request.GET.get("thread", "")
+    response = render(request, "runs/_threads.html", {"run": run, "board": board_page(run, chosen, before, thread)})
+    if not before and not thread:
+        response["HX-Replace-Url"] = reverse("run", args=[run.id]) + chosen.query
+    return response
 
 
 @login_required

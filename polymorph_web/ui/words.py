@@ -79,13 +79,13 @@ PHASES = (
     ("report", "Report"),
 )
 
-POST_WORDS = {
-    "claim": ("flask", "claims"),
-    "result": ("check-circle", "measured"),
-    "insight": ("lightbulb", "found"),
-    "dead_end": ("x-circle", "dead end"),
-    "question": ("question", "asks"),
-    "answer": ("chat", "answers"),
+POST_WORDS: dict[str, StateWord] = {
+    "claim": StateWord("flask", "Claims", ""),
+    "result": StateWord("check-circle", "Measured", "ok"),
+    "insight": StateWord("lightbulb", "Found", "info"),
+    "dead_end": StateWord("x-circle", "Dead end", "bad"),
+    "question": StateWord("question", "Asks", "warn"),
+    "answer": StateWord("chat", "Answers", "info"),
 }
 
 
@@ -93,6 +93,11 @@ def state_word(value: Any) -> StateWord:
     """The state's icon, word and tone; an unknown value is shown as it is, never hidden."""
     key = str(value or "unknown").lower()
     return STATES.get(key) or StateWord("dot", key.replace("_", " ").capitalize(), "")
+
+
+def post_word(kind: Any) -> StateWord:
+    """What an agent does with a post of this kind; an unknown kind is shown as it is."""
+    return POST_WORDS.get(str(kind)) or StateWord("dot", str(kind or "").replace("_", " ").capitalize(), "")
 
 
 def number(value: Any) -> float | None:

@@ -15,6 +15,8 @@ export function icon(name) {
   return svg;
 }
 
+export const atEnd = (box) => box.scrollHeight - box.scrollTop - box.clientHeight < 40;
+
 export function readJson(id) {
   const element = document.getElementById(id);
   return element ? JSON.parse(element.textContent) : null;

@@ -1,6 +1,7 @@
 // A live run: starts from what the server drew, applies the log's events on top. Applying an event twice changes nothing.
 
-import { $, $$, announce, fmt, icon, readJson } from "./dom.js";
+import { drawPost } from "./board.js";
+import { $, $$, announce, atEnd, fmt, icon, readJson } from "./dom.js";
 import { RunFeed } from "./run-socket.js";
 
 const root = $("#run");
@@ -8,7 +9,6 @@ const state = readJson("run-state");
 const words = readJson("state-words");
 const candidates = new Map(state.candidates.map((c) => [c.artifact_hash, c]));
 const proposals = new Map((state.proposals || []).map((p) => [p.id, p]));
-const posts = new Map(state.posts.map((p) => [p.id, p]));
 const FOCI = ["attention", "projections", "cache", "scheduling", "fusion"];
 let run = { ...state.run };
 let phase = state.last_phase || run.phase;
@@ -124,33 +124,6 @@ function addRow(figure, row) {
   $("tbody", figure.closest(".chart"))?.append(tr);
 }
 
-// ---- board ----
-const atEnd = (box) => box.scrollHeight - box.scrollTop - box.clientHeight < 40;
-function drawPost(p) {
-  if (document.getElementById(`post-${p.id}`)) return;
-  const board = $("#board"), stay = atEnd(board);
-  const node = $("#post-template").content.querySelector("article").cloneNode(true);
-  node.id = `post-${p.id}`;
-  node.className = `post ${p.kind} ${p.data?.focus || p.agent}`;
-  slot(node, "who").textContent = p.agent.slice(0, 2).replace(/^./, (c) => c.toUpperCase());
-  slot(node, "agent").textContent = p.agent;
-  slot(node, "kind").textContent = words.posts[p.kind] || p.kind.replaceAll("_", " ");
-  slot(node, "when").textContent = fmt.clock(p.at);
-  slot(node, "text").textContent = p.text;
-  slot(node, "link").hidden = !p.artifact_hash;
-  if (p.artifact_hash) slot(node, "link").href = candidateUrl(p.artifact_hash);
-  const parent = posts.get(p.reply_to);
-  slot(node, "quote").hidden = !parent;
-  if (parent) slot(node, "quote").textContent = `${parent.agent}: ${parent.text}`;
-  $("#board-empty").hidden = true;
-  board.append(node);
-  if (stay) board.scrollTop = board.scrollHeight;
-}
-for (const p of state.posts) {
-  const node = document.getElementById(`post-${p.id}`), parent = posts.get(p.reply_to);
-  if (node && parent) slot(node, "quote").textContent = `${parent.agent}: ${parent.text}`;
-}
-
 // ---- log ----
 const log = $("#log"), follow = $("#follow");
 let following = !location.hash.startsWith("#log-");
@@ -236,7 +209,7 @@ const on = {
     stat("best_note", `95% ${fmt.interval(p.ci_low, p.ci_high)}`);
     announce(`Best so far ${fmt.times(p.ratio)}: ${p.name}`);
   },
-  post(p) { posts.set(p.id, p); drawPost(p); },
+  post(p) { drawPost(p, candidateUrl); },
   check() { refresh(1200, "checks"); },
   llm_usage() { refresh(1500, "llm"); },
   log(p, event) { drawLog(event.seq, event.at, p.level || "info", p.text); },
@@ -258,5 +231,4 @@ const feed = new RunFeed({
 showPhases();
 showNumbers();
 setFollow(following);
-$("#board").scrollTop = $("#board").scrollHeight;
 if (live()) { feed.open(); setInterval(showClock, 1000); } else pill.dataset.state = "ended";

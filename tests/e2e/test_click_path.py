@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
-from tests.e2e.click_path import Walk, ask, chromium, stable_server
-from tests.e2e.product import Product, running_product
+from tests.e2e.click_path import Walk, ask, stable_server
+from tests.e2e.look import look
+from tests.e2e.product import Product
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1500)]
 MINUTES = 2.0
@@ -19,36 +18,6 @@ MAKE_STRANGER = (
     "u = User.objects.create_user('stranger'); o = Organisation.objects.create(name='Other', slug='other');"
     "Membership.objects.create(user=u, organisation=o, role='admin')"
 )
-
-
-@pytest.fixture(scope="module")
-def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
-    with running_product(tmp_path_factory.mktemp("product")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        yield chromium(playwright)
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
-    context.set_default_timeout(30_000)
-    yield context.new_page()
-    context.close()
-
-
-def look(page: Page, name: str) -> None:
-    """What holds on every page: nothing lies outside a phone's width, and axe finds nothing."""
-    page.set_viewport_size({"width": 360, "height": 780})
-    width = page.evaluate("document.documentElement.scrollWidth")
-    page.set_viewport_size({"width": 1440, "height": 900})
-    assert width <= 360, f"{name} is {width} px wide on a phone"
-    found = Axe().run(page).response["violations"]
-    assert not found, f"{name}: " + "; ".join(f"{v['help']}: {v['nodes'][0]['html'][:200]}" for v in found)
 
 
 def test_the_whole_click_path(page: Page, product: Product, browser: Browser) -> None:

@@ -108,3 +108,26 @@ def test_what_an_earlier_attempt_claimed_is_waiting_again() -> None:
     assert names(waiting) == ["claimed"] and recorded == [], "it is recorded already"
     waiting.fill(SearchView)
     assert names(waiting) == ["claimed", "later"], "it counts to its agent's share"
+
+
+def test_who_is_asked_answers_at_once_and_an_agent_that_had_nothing_to_say_is_asked_again() -> None:
+    board, said = Board(), []
+
+    class Speaker(Agent):
+        def talk(self, view: SearchView) -> None:
+            said.append(self.name)
+            questions = board.read("question")
+            if self.name == "asks" and not questions:
+                board.post("asks", "question", "Well?")
+            if self.name == "answers" and questions and not board.read("answer"):
+                board.post("answers", "answer", "Yes.", reply_to=questions[0].id)
+
+    agents = [Speaker("answers", []), Speaker("asks", []), Agent("listens", [])]
+    queue = ProposalQueue(agents, board, lambda proposal: None)
+    for talks in (False, True):
+        queue.fill(SearchView)
+        queue.fill(SearchView)
+        assert [a.asked for a in agents] == [1 + talks] * 3, "silent until something is said"
+        queue.talk(SearchView)
+    assert said == ["answers", "asks"] * 3, "twice where something was said, once where nothing was"
+    assert [p.kind for p in board.read()] == ["question", "answer"]

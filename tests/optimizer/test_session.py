@@ -14,7 +14,7 @@ import pytest
 from engine.artifacts import Artifact, ArtifactStore
 from engine.client import HostFailure
 from optimizer import search as search_module
-from optimizer.agents.base import Tried
+from optimizer.agents.base import Desk, SearchView, Tried
 from optimizer.config import RunConfig
 from optimizer.cost.fitted import CostModel
 from optimizer.cost.roofline import Workload
@@ -23,7 +23,7 @@ from optimizer.lab import Scene
 from optimizer.ledger import Cancelled, Ledger
 from optimizer.measure.stats import paired_ratio
 from optimizer.measure.tiers import Measured, TooFast, WrongValues
-from optimizer.records import Estimate, Experiment, Proposal, State
+from optimizer.records import Estimate, Experiment, Post, Proposal, State
 from optimizer.search import Search, SearchFailed
 from optimizer.store import LeaseLost
 from tests.optimizer.scripted import SMALL, Scripted, proposal, scene_of
@@ -257,8 +257,12 @@ def test_other_text_that_does_the_same_is_one_program(run: Harness) -> None:
     assert copy.state is State.DUPLICATE and copy.same_as == first.artifact_hash and copy.ratio == first.ratio
     counts = run.kinds("progress")[-1]["counts"]
     assert (counts["tier1"], counts["duplicates"], counts["distinct_behaviours"]) == (2, 1, 2)
-    said = [p.text for p in run.store.load(run.config.run_id).posts if p.data.get("same_as") == "first"]
-    assert len(said) == 1 and "does the same as first" in said[0]
+    posts = run.store.load(run.config.run_id).posts
+    (said,) = (p for p in posts if p.data.get("same_as") == "first")
+    assert said.kind == "dead_end" and "does the same as first" in said.text and "1.50x" in said.text
+    assert said.data["same_as_hash"] == first.artifact_hash
+    claims = {p.id: p.text for p in posts if p.kind == "claim"}
+    assert [claims[p.reply_to] for p in posts if p.kind in ("result", "dead_end")] == ["first", "copy", "other"]
     assert "copy" in {name for name, _ in agent.heard}
 
 
@@ -336,6 +340,10 @@ class Killed(BaseException):
     """The process ends here."""
 
 
+def killed(candidate: str) -> None:
+    raise Killed
+
+
 def killed_at(run: Harness, name: str, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     """A first attempt whose worker is killed as `name` begins at tier 2."""
 
@@ -383,6 +391,38 @@ def test_a_candidate_that_was_cut_short_between_the_tiers_goes_on(
     assert run.finalists == ["third", "first"]
     posts = [p.data["name"] for p in run.store.load(run.config.run_id).posts if p.kind == "result"]
     assert sorted(posts) == ["first", "third"]
+
+
+def test_a_resumed_search_shows_its_agents_the_stored_board(run: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    script: Script = {"bad": (LOST,), "first": (KEPT, KEPT), "later": (LOST,)}
+
+    class Curious(Scripted):
+        """Asks once, when it first has the floor."""
+
+        def sit(self, desk: Desk) -> None:
+            self.desk = desk
+
+        def talk(self, view: SearchView) -> None:
+            if not any(p.kind == "question" for p in view.posts):
+                self.desk.post(self.name, "question", "Does a block of 32 help?", data={"to": "cache"})
+
+    class Reads(Scripted):
+        seen: tuple[Post, ...] = ()
+
+        def propose(self, view: SearchView) -> Proposal | None:
+            self.seen = self.seen or view.posts
+            return super().propose(view)
+
+    asker, reader = Curious([idea("bad"), idea("first")]), Reads([idea("later")])
+    with monkeypatch.context() as patch:
+        patch.setattr(ScriptedLab, "before_tier_two", staticmethod(killed))
+        with pytest.raises(Killed):
+            run.search(script, [asker])
+    run.abandon()
+    stored = run.store.load(run.config.run_id).posts
+    run.search(script, [reader])
+    assert {p.kind for p in stored} == {"claim", "dead_end", "question"}
+    assert all(post in reader.seen for post in stored), "claims, dead ends and the question that nobody answered"
 
 
 def test_what_was_claimed_and_not_measured_is_measured_first(run: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,7 @@ ROUTES = (
     Route("run_cancel", "post", "member", owned=True, page=False),
     Route("run_retry", "post", "member", owned=True, page=False),
     Route("run_events", "get", "viewer", owned=True, staff_reads=True, page=False),
+    Route("run_board", "get", "viewer", owned=True, staff_reads=True),
     Route("candidate", "get", "viewer", owned=True, staff_reads=True),
     Route("run_report", "get", "viewer", owned=True, staff_reads=True),
     Route("run_report_json", "get", "viewer", owned=True, staff_reads=True, page=False),

@@ -95,8 +95,19 @@ class LlmAgent:
                     self._setback(f"{self.settings.model} gave no program that can be tried: {error}")
             else:
                 self._setbacks = 0
+                self._say(answer, view)
                 return self._proposal(answer, base, view)
         return None
+
+    def _say(self, answer: Answer, view: SearchView) -> None:
+        """What the model wants to know, and what it says to questions of others; each question is answered once by it."""
+        if answer.question:
+            self.desk.post(self.name, "question", answer.question)
+        open_ones = {p.id for p in view.posts if p.kind == "question" and p.agent != self.name}
+        open_ones -= {p.reply_to for p in view.posts if p.kind == "answer" and p.agent == self.name}
+        for question, text in answer.answers.items():
+            if question in open_ones:
+                self.desk.post(self.name, "answer", text, reply_to=question)
 
     def _base(self, view: SearchView) -> Base:
         """The best program so far, or the baseline when there is none or it does not fit."""

@@ -24,9 +24,10 @@ from optimizer.config import FOCI
 FENCE = re.compile(r"^(`{3,})[ \t]*([\w+#-]*)[ \t]*([^\n`]*)\n(.*?)^\1[ \t]*$", re.S | re.M)
 HUNK = re.compile(r"^<{4,7}[^\n]*\n(.*?)^={4,7}[ \t]*\n(.*?)^>{4,7}[^\n]*$", re.S | re.M)
 THINKING = re.compile(r"<think(ing)?>.*?</think(ing)?>", re.S)
-FIELDS = frozenset({"name", "focus", "hypothesis", "expected", "settings", "precision"})
+FIELDS = frozenset({"name", "focus", "hypothesis", "expected", "settings", "precision", "question", "answers"})
 PRECISIONS = ("same", "coded", "int8", "int4")
-LONGEST_NAME, LONGEST_HYPOTHESIS = 60, 600
+LONGEST_NAME, LONGEST_HYPOTHESIS, LONGEST_SAID = 60, 600, 300
+MOST_ANSWERS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class Answer:
     expected: float  # speed over the baseline, 0 when it was not said
     mechanism: str
     source_hash: str
+    question: str = ""  # to the other agents
+    answers: Mapping[str, str] = field(default_factory=dict)  # id of a question -> what it says to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ def read_answer(text: str, base: Base, allowed: Allowed) -> Answer:
         expected=_expected(fields),
         mechanism=mechanism_of(files, base),
         source_hash=source,
+        question=_said(fields.get("question")),
+        answers=_answers(fields.get("answers")),
     )
 
 
@@ -174,6 +179,16 @@ def _choice(fields: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> s
     if value not in choices:
         raise AnswerError(f"{name} is {str(value)[:40]!r}: it must be one of {', '.join(choices)} in this run.")
     return str(value)
+
+
+def _said(value: Any) -> str:
+    """A sentence for the board; "" for what is none: no program is refused for it."""
+    return plain(value)[:LONGEST_SAID] if isinstance(value, str) else ""
+
+
+def _answers(value: Any) -> dict[str, str]:
+    found = {str(key): _said(text) for key, text in value.items()} if isinstance(value, dict) else {}
+    return dict([(key, text) for key, text in found.items() if text][:MOST_ANSWERS])
 
 
 def _settings(fields: Mapping[str, Any]) -> dict[str, Any]:

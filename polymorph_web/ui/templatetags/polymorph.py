@@ -92,10 +92,11 @@ def initials(value: Any) -> str:
     return "".join(letters[:2]).upper()
 
 
-@register.filter
-def post_word(kind: Any) -> str:
-    """What an agent does with a post of this kind: `claims`, `measured`, ..."""
-    return words.POST_WORDS.get(str(kind), ("", str(kind or "").replace("_", " ")))[1]
+@register.simple_tag
+def post_kind(kind: Any) -> SafeString:
+    """Icon + word + colour of what an agent does with a post."""
+    found = words.post_word(kind)
+    return format_html('<span class="state {}">{}{}</span>', found.tone, icon(found.icon), found.word)
 
 
 @register.filter
@@ -231,7 +232,5 @@ def run_phases() -> tuple[tuple[str, str], ...]:
 @register.simple_tag
 def state_words() -> SafeString:
     """Icons, words and tones of every state for the page's scripts, so that both sides say the same."""
-    states = {key: found._asdict() for key, found in words.STATES.items()}
-    return json_script(
-        {"states": states, "posts": {k: word for k, (_, word) in words.POST_WORDS.items()}}, "state-words"
-    )
+    states, posts = ({k: w._asdict() for k, w in known.items()} for known in (words.STATES, words.POST_WORDS))
+    return json_script({"states": states, "posts": posts}, "state-words")

@@ -16,7 +16,7 @@ from engine.artifacts import baseline_files, source_hash
 from optimizer.agents.base import Desk, SearchView, Tried
 from optimizer.agents.llm.agent import SETBACKS, LlmAgent, make_llm_agents
 from optimizer.agents.llm.settings import LlmSettings
-from optimizer.records import Candidate, Proposal
+from optimizer.records import Candidate, Post, Proposal
 from tests.optimizer.agents.llm_programs import FUSED, KERNEL, WRONG, hunks
 from tests.optimizer.agents.llm_server import KEY, Fails, Says, Scripted, Step, answer, llm_server
 from tests.optimizer.agents.test_agents import VIEW, measured
@@ -30,13 +30,16 @@ class Listening:
 
     def __init__(self, used: dict[str, Any] | None = None) -> None:
         self.posts: list[tuple[str, str, str]] = []
+        self.replies: dict[str, str] = {}  # question -> text
         self.logs: list[str] = []
         self.totals: dict[str, dict[str, Any]] = {}
         self.over = False
         self.desk = Desk(self._post, self._log, self._book, used or {}, lambda: self.over)
 
-    def _post(self, agent: str, kind: str, text: str) -> None:
+    def _post(self, agent: str, kind: str, text: str, reply_to: str = "") -> None:
         self.posts.append((agent, kind, text))
+        if reply_to:
+            self.replies[reply_to] = text
 
     def _log(self, text: str, level: str) -> None:
         self.logs.append(text)
@@ -87,6 +90,35 @@ def test_an_answer_becomes_a_proposal() -> None:
     assert "qkv_proj" in made.files["forward.py"] and "one matrix" in made.hypothesis
     assert 1.0 < made.expected < 1.1, "half of what the model expects is believed until it was measured"
     assert heard.totals["llm-1"]["calls"] == 1 and heard.totals["llm-1"]["usd"] == pytest.approx(0.0018)
+
+
+def test_a_model_sees_open_questions_answers_them_once_and_asks_its_own() -> None:
+    said = answer(
+        {
+            "name": "talks",
+            "question": "Who measured\nint8?",
+            "answers": {"q1": "Yes:\x1b it holds it.", "q2": "no", "q9": "?"},
+        },
+        edit_forward=hunks(("x = F.embedding", "x = y = F.embedding")),
+    )
+    asked = (Post("q1", "cache", "question", "Has your best a joint cache?"), Post("q2", "cache", "question", "Old?"))
+    posts = (*asked, Post("a2", "llm-1", "answer", "Said.", reply_to="q2"))
+    with seated(says(said), says(FUSED)) as (agent, server, heard):
+        assert agent.propose(replace(VIEW, posts=posts)) is not None
+        assert agent.propose(VIEW) is not None
+        first, second = server.prompts()
+    assert "## Open questions\n- q1 cache: Has your best a joint cache?" in first and "q2 cache" not in first
+    assert "Open questions" not in second
+    assert heard.replies == {"q1": "Yes: it holds it."}
+    assert ("llm-1", "question", "Who measured int8?") in heard.posts and len(heard.posts) == 2
+
+
+@pytest.mark.parametrize("wrong", [{"answers": ["q1"]}, {"answers": {"q1": 3}}, {"question": 7}])
+def test_a_program_is_not_refused_for_what_is_said_beside_it(wrong: dict[str, Any]) -> None:
+    said = answer({"name": "talks"} | wrong, edit_forward=hunks(("x = F.embedding", "x = y = F.embedding")))
+    with seated(says(said)) as (agent, _, heard):
+        assert agent.propose(replace(VIEW, posts=(Post("q1", "cache", "question", "?"),))) is not None
+    assert heard.posts == []
 
 
 def test_a_malformed_answer_is_repaired_once() -> None:
