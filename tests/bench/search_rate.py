@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ def rate(data: Path, found: dict[str, float]) -> list[Figure]:
     counts = ledger.counts()
     found["rate"] = counts["distinct_behaviours"] * 3600 / seconds
     first = [e for e in ledger.experiments.values() if e.tier == 1 and e.state is not State.FAILED]
+    found["width"] = statistics.median(math.log(e.paired_high / e.paired_low) / 2 for e in first if e.samples)
     lost = [Figure(f"lost: {item['why']}", item["seconds"], "s") for item in ledger.time_lost()]
     return [
         Figure("seconds searched", seconds, "s"),
@@ -33,6 +35,7 @@ def rate(data: Path, found: dict[str, float]) -> list[Figure]:
         Figure("duplicates, not measured", counts["duplicates"], "candidates"),
         Figure("came back for more pairs", sum(e.visit > 1 for e in first), "visits"),
         Figure("pairs of a visit, mean", mean_pairs(first), "pairs"),
+        Figure("half a tier-1 interval, median", 100 * math.expm1(found["width"]), "%"),
         Figure("timed blocks taken again: other work overlapped", ledger.disturbed, "blocks"),
         Figure("best so far over the baseline, tier 2", ledger.best_ratio, "x"),
         Figure("utilisation beside an agent that takes 20 s a thought", ledger.utilisation, "", LEAST_UTILISATION),
