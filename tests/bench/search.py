@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tests.bench import figures, swap
 from tests.bench.figures import Figure
+from tests.bench.search_gain import gain
 from tests.bench.search_loops import one_by_one, status_quo
 from tests.bench.search_noise import disturbance, false_wins
 from tests.bench.search_rate import rate
@@ -64,6 +65,7 @@ PARTS: dict[str, Callable[[Path, dict[str, float]], list[Figure]]] = {
     "rate": rate,
     "one_by_one": one_by_one,
     "status_quo": status_quo,
+    "gain": gain,
     "swaps": swaps,
     "disturbance": disturbance,
     "false_wins": false_wins,

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from optimizer.agents import make_agents
 from optimizer.records import Experiment, State
-from tests.bench import searching
+from tests.bench import search_gain, searching
 from tests.bench.figures import Figure
 from tests.bench.searching import Points, Slow
 
-SEARCH_S = 180.0
+SEARCH_S = 300.0
 LEAST_UTILISATION = 0.9
 
 
@@ -21,6 +21,7 @@ def rate(data: Path, found: dict[str, float]) -> list[Figure]:
     """Ours: the built-in agents, points of the kernel's parameters, and an agent that takes 20 s a thought."""
     thinker = Slow(seed=1)
     ledger, _, seconds = searching.search(data, SEARCH_S, [*make_agents(0), Points(), thinker])
+    search_gain.keep(ledger, seconds)
     counts = ledger.counts()
     found["rate"] = counts["distinct_behaviours"] * 3600 / seconds
     first = [e for e in ledger.experiments.values() if e.tier == 1 and e.state is not State.FAILED]
