@@ -4,8 +4,8 @@ A build is named by everything that can change its bytes: source, headers, flags
 cached as well as successes, so that a source that cannot compile costs its time once. OpenMP is linked against the very
 runtime that torch ships, so that a process holds one pool of threads.
 
-Values that a source reads at run time (lines like `extern "C" { long PM_SPIN = 4000; }`) are compiled apart: programs that
-differ in those alone share one object, and a new one of them is linked in a twentieth of the time.
+Values that a source reads at run time (lines like `extern "C" { long PM_SPIN = 4000; }`) are written into a copy of the
+library: programs that differ in those alone are compiled once (`kernels.late`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+
+from kernels.late import with_values
 
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-s", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi")
 TIME_LIMIT_S = 120.0
@@ -48,6 +50,7 @@ PRELUDE = """#pragma once
 #endif
 """  # what kernels include: parsed once for all of them
 LATE_VALUE = re.compile(r'^extern "C" \{ long (\w+) = (-?\d+); \}.*$', re.MULTILINE)
+UNSET = r'extern "C" { long \1 = 1; }'  # not 0: what is zero has no bytes in the file
 Compiler = Callable[[Sequence[str], float], tuple[int, str]]  # command, seconds -> exit status, what it said
 
 
@@ -145,15 +148,19 @@ def compile_cpp(
     beside = source.parent if LOCAL_INCLUDE.search(text) else None
     job = Job(source.stem, include, beside, defines or {}, openmp, out_dir, time_limit_s, run or run_command)
     out_dir.mkdir(parents=True, exist_ok=True)
-    values = LATE_VALUE.findall(text)
+    values = {name: int(value) for name, value in LATE_VALUE.findall(text)}
     if not values:
-        return job.make(text, ".so", start)
-    body = job.make(LATE_VALUE.sub(r'extern "C" { extern long \1; }', text), ".o", start)
-    if body.path is None:
-        return body
-    lines = "".join(f'extern "C" {{ long {name} = {value}; }}\n' for name, value in values)
-    whole = job.make(lines, ".so", start, str(body.path))
-    return BuildResult(whole.path, body.log + whole.log, time.perf_counter() - start, body.cached, whole.ok)
+        return job.make(text, start)
+    shared = job.make(LATE_VALUE.sub(UNSET, text), start)
+    if shared.path is None:
+        return shared
+    written = with_values(shared.path.read_bytes(), values)
+    if written is None:
+        return job.make(text, start)
+    made = out_dir / f"{source.stem}-{hashlib.sha256(written).hexdigest()[:24]}.so"
+    if not made.exists():
+        write_atomically(made, written)
+    return BuildResult(made, shared.log, time.perf_counter() - start, shared.cached, True)
 
 
 LOCAL_INCLUDE = re.compile(r'^\s*#\s*include\s+"', re.MULTILINE)
@@ -172,23 +179,21 @@ class Job:
     time_limit_s: float
     run: Compiler
 
-    def make(self, text: str, suffix: str, start: float, *objects: str) -> BuildResult:
-        """A library (`.so`, with `objects` linked in) or an object (`.o`) of this text, named by its content."""
+    def make(self, text: str, start: float) -> BuildResult:
+        """A library of this text, named by its content."""
         path = compiler()
         assert path is not None
         near = [self.beside] if self.beside else []
         arguments = command_flags([*near, *self.include], self.defines, self.openmp)
         headers = [p.read_text(errors="replace") for folder in near for p in sorted(folder.glob("*.h*"))]
-        parts = [Path(o).name for o in objects]  # named by content themselves
-        key = build_key(text, self.include, [*arguments, suffix, PRELUDE, *headers, *parts], path)
-        made, record = (self.out_dir / f"{self.stem}-{key}{end}" for end in (suffix, ".json"))
+        key = build_key(text, self.include, [*arguments, PRELUDE, *headers], path)
+        made, record = (self.out_dir / f"{self.stem}-{key}{end}" for end in (".so", ".json"))
         cached = read_record(record, made)
         if cached is not None:
             seconds = time.perf_counter() - start
             return BuildResult(made if cached["ok"] else None, cached["log"], seconds, True, cached["ok"])
         try:
-            before = [] if objects else self._prelude(path)
-            ok, log, keep = self._compile(path, text, [*before, *arguments, *objects], made)
+            ok, log, keep = self._compile(path, text, [*self._prelude(path), *arguments], made)
         except subprocess.TimeoutExpired:
             said = f"the compiler was stopped after {self.time_limit_s:g} s: simplify the source or raise the limit"
             ok, log, keep = False, said, False
@@ -218,10 +223,9 @@ class Job:
     def _compile(self, path: str, text: str, arguments: Sequence[str], made: Path) -> tuple[bool, str, bool]:
         """(worked, log, whether it may be cached: running out of time says more of the machine than of the source)."""
         with tempfile.TemporaryDirectory(dir=self.out_dir) as folder:
-            source, target = Path(folder) / f"{self.stem}.cpp", Path(folder) / f"made{made.suffix}"
+            source, target = Path(folder) / f"{self.stem}.cpp", Path(folder) / "made.so"
             source.write_bytes(text.encode(errors="surrogateescape"))
-            only = ["-c"] if made.suffix == ".o" else []
-            status, log = self.run([path, *only, "-o", str(target), str(source), *arguments], self.time_limit_s)
+            status, log = self.run([path, "-o", str(target), str(source), *arguments], self.time_limit_s)
             if status == 0:
                 target.chmod(0o755)
                 target.replace(made)

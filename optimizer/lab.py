@@ -269,7 +269,7 @@ class Lab:
     def _rules(self) -> None:
         short = self.run.budget_s < 120
         self.one.rule = Rule(self.noise, LOOKS, 1.5 if short else 4.0, width=0.15, visits=VISITS, prior=self.spread)
-        self.two.rule = Rule(self.noise, limit_s=3.0 if short else 9.0, width=0.03)
+        self.two.rule = Rule(self.noise, limit_s=3.0 if short else 9.0, width=0.05)
 
     def _requests(self, trial: int) -> list[Work]:
         """More than a trial can use up: what comes again would find its own prefix in the cache."""

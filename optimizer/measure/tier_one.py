@@ -7,6 +7,7 @@ The clock is ours; expected outputs never leave this process.
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 import time
@@ -24,23 +25,26 @@ from optimizer.cost.roofline import Workload
 from optimizer.measure.calm import Calm
 from optimizer.measure.rig import Rig, Script
 from optimizer.measure.stats import paired_ratio
-from optimizer.measure.tiers import DECODE_STEPS, Content, Measured, Rule, WrongValues, check_values, pool_bytes
+from optimizer.measure.tiers import (
+    CONTENT_USES,
+    DECODE_STEPS,
+    Content,
+    Measured,
+    Rule,
+    Screened,
+    WrongValues,
+    check_values,
+    pool_bytes,
+)
 from optimizer.measure.values import Screen
 
 MIN_BLOCK_S = 0.015  # the pipe and the caller's clock take about a hundredth of it, of both sides alike
 SHORT_BLOCK_S = 0.008  # of a phase that takes less than SMALL_SHARE of the time: its error weighs as little
 SMALL_SHARE = 0.25
-CONTENT_USES = 16  # candidates that one content is checked with; each sees it once
+ROOM = 1.15  # over a block's least length, since one that comes out shorter is taken again
+TOO_LONG = 2  # times a block's least length, from where a slow side is given fewer repeats than the other
+MOST_REPEATS = 256  # of the prepared steps in a block
 MIN_SHARED = 0.1  # of a timed pair's tokens must be the incumbent's too: work that was left out shares none
-
-
-@dataclass
-class Expected:
-    """A content and what the baseline makes of it."""
-
-    script: Script
-    screen: Screen
-    seen: set[str] = field(default_factory=set)  # artefacts that were checked with it
 
 
 @dataclass
@@ -63,7 +67,7 @@ class TierOne:
         self.kv_bytes = pool_bytes(self.config, self.dtype, room, self.layers)
         self.reference = self.rival = Rig(self.host, self.baseline, self.layers, self.kv_bytes)
         self.expected = self._renew()
-        self.repeats = {"prefill": 1, "decode": 1}
+        self.repeats: dict[str, int] = {}  # by side and phase, as `_id` names them
         self.calm = Calm(self.host)
         # one content for the whole run and every attempt at it: behaviours recorded with it can be compared
         same = Content(self.config.vocab_size, 1)
@@ -124,15 +128,15 @@ class TierOne:
         own = incumbent.hash == self.baseline.hash
         self.rival = self.reference if own else Rig(self.host, incumbent, self.layers, self.kv_bytes)
         self.rival.play(self.expected.script)
-        self.repeats = {"prefill": 1, "decode": 1}
+        self.repeats.clear()
 
-    def _renew(self) -> Expected:
+    def _renew(self) -> Screened:
         n = self.work.concurrency
         script = self.content.script(n, self.context, DECODE_STEPS, chunk=max(16, 512 // n))
         screen = Screen(np.concatenate(self.reference.play(script)))
         if self.rival is not self.reference:
             self.rival.play(script)
-        return Expected(script, screen)
+        return Screened(script, screen)
 
     def _behaviour(self, candidate: Rig) -> str:
         """Of the program in steps of the kinds that are timed; what cannot be recorded is like nothing else."""
@@ -146,6 +150,8 @@ class TierOne:
     def _pairs(self, candidate: Rig, rows: list[float]) -> list[float]:
         """`rows` and the ratios of new pairs, in the order measured."""
         weights, started, before = self.work.weights(), time.perf_counter(), len(rows)
+        for phase in weights:  # until its own speed is known
+            self.repeats[self._id(candidate, phase)] = self.repeats.get(self._id(self.rival, phase), 1)
         timed: list[dict[str, tuple[Script, list[int]]]] = []
         while not self.rule.enough(rows, time.perf_counter() - started, before):
             times, pair = [0.0, 0.0], {}
@@ -170,16 +176,17 @@ class TierOne:
     def _timed(self, rig: Rig, phase: str) -> tuple[float, list[int]]:
         """Seconds of one pass over the prepared steps, from a block long enough for a fair clock."""
         wanted = SHORT_BLOCK_S if self._share(phase) < SMALL_SHARE else MIN_BLOCK_S
-        message = TimedBlock(rig.artifact.hash, self._id(rig, phase), self.layers)
+        name = self._id(rig, phase)
         while True:
-            repeats = self.repeats[phase]
-            block = TimedBlock(message.artifact_hash, message.schedule_id, self.layers, repeats)
+            repeats = self.repeats.get(name, 1)
+            block = TimedBlock(rig.artifact.hash, name, self.layers, repeats)
             with self.quiet:
                 seconds, done = self.calm.timed(lambda block=block: self.host.call(block, 30))
             assert isinstance(done, BlockDone)
-            if seconds >= wanted or repeats >= 256:
+            if not wanted <= seconds <= TOO_LONG * wanted:  # else as many as the other side: blocks alike compare best
+                self.repeats[name] = min(MOST_REPEATS, math.ceil(ROOM * wanted * repeats / max(seconds, 1e-4)))
+            if seconds >= wanted or repeats >= MOST_REPEATS:
                 return seconds / repeats, done.argmax
-            self.repeats[phase] = min(256, int(repeats * max(2, 1.3 * wanted / max(seconds, 1e-4))))
 
     def _share(self, phase: str) -> float:
         prefill = self.work.prefill_share if self.work.step_s else 1.0

@@ -19,12 +19,13 @@ from engine.models.config import ModelConfig
 from optimizer.cost.roofline import DTYPE_BYTES, Workload, weight_share
 from optimizer.measure.replay import Replay, Work
 from optimizer.measure.rig import Rig, Script, Tokens
-from optimizer.measure.stats import PairedRatio, Spread, conclude, decide, paired_ratio
+from optimizer.measure.stats import PairedRatio, Spread, chained, conclude, decide, paired_ratio
 from optimizer.measure.values import Screen
 from optimizer.records import State
 
 DECODE_STEPS = 4
 FLOOR_SHARE = 0.8  # of the physical floor: the ceiling is measured too
+CONTENT_USES = 16  # candidates that one content is checked with; each sees it once
 MAX_KL, MIN_AGREE = 0.02, 0.98  # a screen for wrong programs; verification judges the fine differences
 HOPELESS = 0.8  # confidence of the interval by which a candidate is given up early
 SPARE = 2.5  # pool bytes over what the baseline's layout needs: a candidate's may be padded
@@ -132,6 +133,31 @@ class Content:
         return Script(prompts, tuple(self.tokens(forced) for _ in range(sequences)), chunk)
 
 
+@dataclass
+class Screened:
+    """A content and what the baseline makes of it."""
+
+    script: Script
+    screen: Screen
+    seen: set[str] = field(default_factory=set)  # artefacts that were checked with it
+
+
+def linked(over: PairedRatio, link: PairedRatio) -> PairedRatio:
+    """The ratio `over` an incumbent as one over the baseline, through the incumbent's own (`link`)."""
+    ratio, low, high = chained(over, (link.ratio, link.ci_low, link.ci_high))
+    p10, p90, *ratios = (r * link.ratio for r in (over.p10, over.p90, *over.ratios))
+    return PairedRatio(ratio, low, high, over.pairs, p10, p90, over.confidence, tuple(ratios))
+
+
+def standing(ratio: PairedRatio, margin: float) -> State:
+    """The verdict that an interval gives."""
+    if ratio.ci_low > 1 + margin:
+        return State.KEEP
+    if ratio.ci_low > 1:
+        return State.MARGINAL
+    return State.DISCARD if ratio.ci_high < 1 + margin else State.RETEST
+
+
 def pool_bytes(config: ModelConfig, dtype: str, tokens: int, layers: int = 0) -> int:
     size = config.kv_width * DTYPE_BYTES[dtype] * (layers or config.num_hidden_layers)
     return int(SPARE * size * (tokens + 256))
@@ -149,7 +175,11 @@ def check_values(expected: Screen, got: list[np.ndarray]) -> None:
 
 @dataclass
 class TierTwo:
-    """All layers: baseline, incumbent and challenger answer the same requests through the scheduler, in turns."""
+    """All layers: challenger and incumbent answer the same requests through the scheduler, in turns.
+
+    The baseline takes part while there is no incumbent, or its speed over the baseline is not known here. Where it is, a
+    challenger's is the chain through the incumbent: the baseline, several times as slow, would take most of a trial.
+    """
 
     host: HostClient
     config: ModelConfig
@@ -168,11 +198,15 @@ class TierTwo:
         self.trials = 0
         self.content = Content(self.config.vocab_size, self.seed + 1)
         self.replays: dict[str, Replay] = {self.baseline.hash: self._replay(self.baseline)}
+        self.standing: dict[str, PairedRatio] = {}  # artefact hash -> its speed over the baseline
+        self.screened: Screened | None = None
 
     def measure(self, artifact: Artifact, incumbent: Artifact | None) -> Measured:
         """Raises HostFailure, WrongValues, TooFast. The challenger stays resident until `keep` says what may."""
         start = time.perf_counter()
-        sides = [self.baseline, *([incumbent] if incumbent and incumbent.hash != self.baseline.hash else []), artifact]
+        rival = incumbent if incumbent and incumbent.hash != self.baseline.hash else None
+        known = self.standing.get(rival.hash) if rival else None
+        sides = [*([] if known else [self.baseline]), *([rival] if rival else []), artifact]
         for side in sides:
             if side.hash not in self.replays:
                 self.replays[side.hash] = self._replay(side)
@@ -182,22 +216,23 @@ class TierTwo:
         turns = [self.replays[side.hash] for side in sides]
         for replay in turns:
             replay.restart(requests, self.work.concurrency)
-        rows = self._rounds(turns)
+        rows = self._rounds(turns, rival is not None)
         fastest = turns[-1].fastest_step_s
         floor_s = self.floor_s * weight_share(artifact.manifest.precision, self.dtype)
         if fastest < FLOOR_SHARE * floor_s:
             raise TooFast(f"a step took {fastest * 1e3:.2f} ms; reading the weights alone takes {floor_s * 1e3:.2f} ms")
-        ratios = [row[0] / row[-1] for row in rows]
-        over = [row[1] / row[-1] for row in rows] if len(sides) == 3 else []
+        over = paired_ratio([row[-2] / row[-1] for row in rows]) if rival else None
+        ratio = linked(over, known) if over and known else paired_ratio([row[0] / row[-1] for row in rows])
+        self.standing[artifact.hash] = ratio
         return Measured(
-            paired_ratio(ratios),
-            self.rule.state(ratios),
+            ratio,
+            standing(ratio, self.rule.margin) if known else self.rule.state(list(ratio.ratios)),
             time.perf_counter() - start,
-            over_incumbent=paired_ratio(over) if over else None,
+            over_incumbent=over,
             step_s=fastest,
             metrics=self._metrics(turns[-1], rows),
             against=self.baseline.hash,
-            beats=self.rule.state(over) if over else None,
+            beats=self.rule.state(list(over.ratios)) if over else None,
         )
 
     def _metrics(self, replay: Replay, rows: list[tuple[float, ...]]) -> dict[str, float]:
@@ -212,10 +247,10 @@ class TierTwo:
         for digest in set(self.replays) - {self.baseline.hash, *hashes}:
             self.replays.pop(digest).unload()
 
-    def _rounds(self, turns: list[Replay]) -> list[tuple[float, ...]]:
+    def _rounds(self, turns: list[Replay], challenged: bool) -> list[tuple[float, ...]]:
         rows: list[tuple[float, ...]] = []
         started = time.perf_counter()
-        rival = 1 if len(turns) == 3 else 0  # the pair that decides is the one with the incumbent
+        rival = -2 if challenged else 0  # the pair that decides is the one with the incumbent
         while not self.rule.enough([row[rival] / row[-1] for row in rows], time.perf_counter() - started):
             seconds = [0.0] * len(turns)
             order = range(len(turns)) if len(rows) % 2 == 0 else reversed(range(len(turns)))
@@ -229,9 +264,12 @@ class TierTwo:
         return Replay(self.host, artifact, self.kv_bytes)
 
     def _check(self, artifact: Artifact) -> None:
-        script = self.content.script(2, 48, 2)
-        expected = Screen(np.concatenate(self._rig(self.baseline).play(script)))
-        check_values(expected, self._rig(artifact).play(script))
+        held = self.screened
+        if held is None or artifact.hash in held.seen or len(held.seen) >= CONTENT_USES:
+            script = self.content.script(2, 48, 2)
+            held = self.screened = Screened(script, Screen(np.concatenate(self._rig(self.baseline).play(script))))
+        held.seen.add(artifact.hash)
+        check_values(held.screen, self._rig(artifact).play(held.script))
 
     def _rig(self, artifact: Artifact) -> Rig:
         return Rig(self.host, artifact, resident=self.replays[artifact.hash].loaded)

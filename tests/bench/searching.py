@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.artifacts import ArtifactStore
+from engine.artifacts import Artifact, ArtifactStore
 from kernels import registry
 from optimizer.agents import Agent, make_agents
 from optimizer.agents.base import SearchView
 from optimizer.agents.programs.program import Program
+from optimizer.builder import Builder
 from optimizer.config import Budget, RunConfig
 from optimizer.file_store import FileStore, worker_name
 from optimizer.lab import Lab, Scene
@@ -130,3 +131,9 @@ def search(data: Path, seconds: float, agents: Sequence[Agent] | None = None) ->
         start = time.monotonic()
         session.search()
         return ledger, session, time.monotonic() - start
+
+
+def built(data: Path, program: Program, mark: str = "") -> Artifact:
+    ended = Builder(data).build(as_proposal(program, mark=mark))
+    assert not ended.failure, ended.failure
+    return ended.artifact

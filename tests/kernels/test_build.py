@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kernels import build
+from kernels.late import with_values
 from tests import paths
 from tests.kernels.support import write_source
 
@@ -114,20 +115,60 @@ def test_the_toolchain_line_names_compiler_cpu_and_flags() -> None:
     assert "-march=native" in line and build.cpu_identity() in line
 
 
+LINKER_ID = 20  # bytes
+LATE_TEXT = (
+    'extern "C" { long PM_ONE = 3; }  // read at run time\n#define PM_ONE PM_ONE\n'
+    'extern "C" { long PM_FAR = -7; }\n'
+    'extern "C" int f() { return int(PM_ONE) + int(PM_FAR) + NUMBER; }\n'
+)
+
+
+def compile_late(tmp_path: Path, one: int, number: str) -> build.BuildResult:
+    text = LATE_TEXT.replace("= 3", f"= {one}").replace("NUMBER", number)
+    return build.compile_cpp(write_source(tmp_path, text), out_dir=tmp_path / "out")
+
+
 def test_values_read_at_run_time_share_one_compilation(tmp_path: Path) -> None:
-    text = (
-        'extern "C" { long PM_ONE = 3; }  // read at run time\n#define PM_ONE PM_ONE\n'
-        + 'extern "C" int f() { return int(PM_ONE) + NUMBER; }\n'
-    )
+    first = compile_late(tmp_path, 3, "1")
+    assert first.ok and not first.cached and ctypes.CDLL(str(first.path)).f() == -3
+    other = compile_late(tmp_path, 30, "1")
+    assert other.cached and other.path != first.path and ctypes.CDLL(str(other.path)).f() == 24
+    assert len(list((tmp_path / "out").glob("*.json"))) == 1, "records are of what the compiler made"
+    changed = compile_late(tmp_path, 3, "2")
+    assert not changed.cached and ctypes.CDLL(str(changed.path)).f() == -2
+    assert not compile_late(tmp_path, 3, "(").ok
 
-    def made(text: str) -> build.BuildResult:
-        return build.compile_cpp(write_source(tmp_path, text), out_dir=tmp_path / "out")
 
-    first = made(text.replace("NUMBER", "1"))
-    assert first.ok and not first.cached and ctypes.CDLL(str(first.path)).f() == 4
-    other = made(text.replace("NUMBER", "1").replace("= 3", "= 30"))
-    assert other.cached and other.path != first.path and ctypes.CDLL(str(other.path)).f() == 31
-    assert len(list((tmp_path / "out").glob("*.o"))) == 1
-    changed = made(text.replace("NUMBER", "2"))
-    assert not changed.cached and ctypes.CDLL(str(changed.path)).f() == 5
-    assert not made(text.replace("NUMBER", "(")).ok
+@pytest.mark.parametrize("one", [3, -1, 2**40])
+def test_a_written_library_is_what_the_compiler_makes_of_those_values(tmp_path: Path, one: int) -> None:
+    source = write_source(tmp_path, LATE_TEXT.replace("= 3", f"= {one}").replace("NUMBER", "1"))
+    path = build.compiler()
+    assert path
+    made, ours = tmp_path / "plain.so", compile_late(tmp_path, one, "1").path
+    build.run_command([path, "-o", str(made), str(source), *build.command_flags((), {}, True)], 60)
+    assert ours and len(made.read_bytes()) == len(ours.read_bytes())
+    others = sum(a != b for a, b in zip(made.read_bytes(), ours.read_bytes(), strict=True))
+    assert others <= LINKER_ID, "nothing differs but the linker's own name for it"
+    assert ctypes.c_long.in_dll(ctypes.CDLL(str(ours)), "PM_ONE").value == one
+
+
+@pytest.mark.parametrize("text", ["static long PM_ONE = 3;", "extern \"C\" { int PM_ONE = 3; }", "extern \"C\" { long PM_ONE; }"])
+def test_what_a_library_does_not_hold_is_not_written(tmp_path: Path, text: str) -> None:
+    made = build.compile_cpp(write_source(tmp_path, f"{text}\n"), out_dir=tmp_path).path
+    assert made and with_values(made.read_bytes(), {"PM_ONE": 4}) is None
+
+
+def test_damaged_libraries_are_refused(tmp_path: Path) -> None:
+    made = compile_late(tmp_path, 3, "1").path
+    assert made
+    whole = made.read_bytes()
+    assert with_values(whole, {"PM_ONE": 3}) == whole
+    for cut in range(0, len(whole), 997):
+        assert with_values(whole[:cut], {"PM_ONE": 3}) is None
+    assert with_values(b"MZ" + whole[2:], {"PM_ONE": 3}) is None
+
+
+def test_a_value_that_the_library_does_not_offer_is_compiled_in(tmp_path: Path) -> None:
+    text = '#if 0\nextern "C" { long PM_ONE = 3; }\n#endif\nextern "C" int f() { return 5; }\n'
+    made = build.compile_cpp(write_source(tmp_path, text), out_dir=tmp_path / "out")
+    assert made.ok and ctypes.CDLL(str(made.path)).f() == 5

@@ -16,8 +16,10 @@ from optimizer.builder import Builder
 from optimizer.cost.roofline import Workload
 from optimizer.measure.replay import Work
 from optimizer.measure.rig import Rig
-from optimizer.measure.tier_one import CONTENT_USES, TierOne
+from optimizer.measure.stats import PairedRatio
+from optimizer.measure.tier_one import TierOne
 from optimizer.measure.tiers import (
+    CONTENT_USES,
     SPARE,
     Content,
     Repeats,
@@ -26,6 +28,7 @@ from optimizer.measure.tiers import (
     TooFast,
     WrongValues,
     pool_bytes,
+    standing,
 )
 from optimizer.records import Proposal, State
 from optimizer.verify.faults import SPOILS_INPUTS
@@ -271,6 +274,7 @@ def test_tier_two_measures_against_the_baseline_and_the_incumbent_at_once(
 ) -> None:
     alone = two.measure(slow, None)
     assert alone.over_incumbent is None
+    two.standing.clear()
     found = two.measure(twin, incumbent=slow)
     assert found.over_incumbent is not None and found.over_incumbent.ratio > 1 > alone.ratio.ratio
     assert found.over_incumbent.pairs == found.ratio.pairs
@@ -280,6 +284,30 @@ def test_tier_two_measures_against_the_baseline_and_the_incumbent_at_once(
     assert resident(host) == {baseline.hash, twin.hash}
     two.keep()
     assert resident(host) == {baseline.hash}
+
+
+def test_tier_two_leaves_the_baseline_out_once_the_incumbents_speed_over_it_is_known(
+    two: TierTwo, slow: Artifact, twin: Artifact, baseline: Artifact
+) -> None:
+    known = two.measure(slow, None).ratio
+    two.replays[baseline.hash].advance = None  # type: ignore[method-assign, assignment]
+    found = two.measure(twin, incumbent=slow)
+    assert found.over_incumbent and found.beats is State.KEEP and found.against == baseline.hash
+    assert found.ratio.ratio == pytest.approx(found.over_incumbent.ratio * known.ratio)
+    assert found.ratio.ci_high / found.ratio.ci_low > found.over_incumbent.ci_high / found.over_incumbent.ci_low
+    assert found.state is not State.KEEP, "a twin of the baseline, through a program four times as slow"
+    assert two.measure(slow, incumbent=twin).beats is State.DISCARD
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "state"),
+    [
+        (1.2, 1.4, State.KEEP), (1.01, 1.4, State.MARGINAL), (0.9, 1.4, State.RETEST), (0.9, 1.04, State.DISCARD),
+        (0.5, 0.6, State.DISCARD),
+    ],
+)  # fmt: skip
+def test_the_verdict_of_a_chain_is_its_intervals(low: float, high: float, state: State) -> None:
+    assert standing(PairedRatio(1.0, low, high, 4, low, high, 0.95, ()), 0.05) is state
 
 
 def test_content_is_never_drawn_twice_and_repeats_by_seed_only() -> None:
