@@ -12,7 +12,7 @@ from optimizer.agents.programs.program import Program, ProgramError
 from optimizer.records import MEASURED, Candidate, Experiment, State
 
 # what fewer bits are expected to give to what reads the weights, or the cache: less than the bytes saved, as inputs are quantised too
-PRECISION_GAIN = {"same": 1.0, "coded": 1.1, "fp8": 1.6, "int8": 1.6, "int4": 2.4, "kv-int8": 1.5}
+PRECISION_GAIN = {"same": 1.0, "coded": 1.0, "fp8": 1.6, "int8": 1.6, "int4": 2.4, "kv-int8": 1.5}
 KEEP = 0.5  # of the surprise of a program falls to each part that is new in it
 
 
