@@ -39,7 +39,7 @@ lint: env-dev
 SIDE_BY_SIDE := tests/kernels tests/engine tests/optimizer tests/contracts
 
 test: lint
-	$(PY) -m pytest -n 2 -m "not slow" $(SIDE_BY_SIDE)
+	$(PY) -m pytest -n 2 --durations=40 -m "not slow" $(SIDE_BY_SIDE)
 	$(PY) -m pytest -m "not slow" tests $(SIDE_BY_SIDE:%=--ignore=%)
 	@$(MAKE) --no-print-directory test-services
 

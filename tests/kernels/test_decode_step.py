@@ -270,6 +270,10 @@ class TestCodedWeights(TestDecodeStep):
     """bf16 weights in 12 bits: the same weights, so the same logits but for the order of the few sums of listed ones."""
 
     values = {"PM_WEIGHT_BITS": 12}
+    cases = {
+        name: TestDecodeStep.cases[name]
+        for name in ("7 sequences", "head size 128, untied, biased", "odd widths", "widths off every grid", "mixed")
+    }
 
     def test_weights_of_every_size_are_what_they_were(self) -> None:
         """Over many powers of two a panel's table holds few of them: the others are listed, and none is lost."""
