@@ -121,11 +121,11 @@ class TableLab:
         return row.pair_s * (own + other) / (own + 1 / self.land.speed(self.land.reference, 1))
 
     def noise(self, row: Row, tier: int) -> Callable[[], float]:
-        """Draws factors around 1 from the program's own recorded pairs: the same ones for the same seed, program and visit."""
+        """Draws factors around 1 from the recorded pairs: the same ones for the same seed, program, tier and visit."""
         self.visits[row.name, tier] += 1
         rng = random.Random(f"{self.seed} {row.name} {tier} {self.visits[row.name, tier]}")
-        scatter = self.land.scatter(row.name, tier)
-        return lambda: math.exp(rng.choice(scatter))
+        side = math.sqrt(0.5) if tier == 2 else 1.0  # a ratio is of two sides, and tier 2 times each
+        return lambda: math.exp(side * rng.choice(self.land.scatter[tier]))
 
 
 def _passed(row: Row) -> None:

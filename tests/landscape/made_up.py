@@ -69,6 +69,6 @@ def row(name: str, speed: float) -> Row:
 
 
 def scatter(rng: random.Random, count: int, width: float = 0.02) -> list[float]:
-    """Factors around 1 whose geometric mean is 1."""
-    logs = [rng.gauss(0, width) for _ in range(count)]
-    return [math.exp(v - sum(logs) / count) for v in logs]
+    """Factors around 1 whose logs lie evenly around 0."""
+    half = [rng.gauss(0, width) for _ in range(count // 2)]
+    return [math.exp(v) for log in half for v in (log, -log)] + [1.0] * (count % 2)

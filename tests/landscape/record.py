@@ -9,6 +9,7 @@ Each program is timed in turns with one reference, the whole step as it comes, s
 from __future__ import annotations
 
 import argparse
+import math
 import platform
 import statistics
 import time
@@ -25,7 +26,7 @@ from optimizer.measure.tiers import Rule, TierTwo, TooFast, WrongValues
 from tests.bench.figures import machine
 from tests.bench.searching import as_proposal, demo_lab
 from tests.landscape import space
-from tests.landscape.table import PATH, Landscape, Row, mean
+from tests.landscape.table import PATH, Landscape, Row, kind, middle
 from tests.paths import ROOT
 
 DATA = ROOT / "build" / "landscape"
@@ -64,11 +65,11 @@ class Recorder:
         if first:
             return [(name, 1) for name in first]
         second = [n for n in self.rows if self.pays(n) and not self.rows[n].second and not self.rows[n].failure]
-        return [(n, 2) for n in sorted(second, key=lambda n: (n != BASELINE, -mean(self.rows[n].first)))]
+        return [(n, 2) for n in sorted(second, key=lambda n: (n != BASELINE, -middle(self.rows[n].first)))]
 
     def pays(self, name: str) -> bool:
         """What may win, and of the others every third: enough to say what tier 2 makes of tier 1."""
-        near = bool(self.rows[name].first) and mean(self.rows[name].first) > NEAR
+        near = bool(self.rows[name].first) and middle(self.rows[name].first) > math.log(NEAR)
         return name == BASELINE or near or list(self.rows).index(name) % 3 == 0
 
     def add(self, name: str, tier: int) -> None:
@@ -109,7 +110,7 @@ class Recorder:
         return built.artifact if "timed" not in mark else self._built(program)
 
     def _first(self, name: str, artifact: Artifact) -> Row:
-        pairs = PAIRS if name == BASELINE or name.startswith(space.WHOLE) else FEWER_PAIRS
+        pairs = PAIRS if name == BASELINE or kind(name) == "whole" else FEWER_PAIRS
         self.lab.one.rule = Rule(0.0, looks=(pairs,), limit_s=60.0)
         start = time.perf_counter()
         found = self.lab.one.measure(artifact, 60.0, self.reference)

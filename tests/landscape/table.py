@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -58,39 +58,46 @@ class Landscape:
             raise NotRecorded(name) from None
 
     def speed(self, name: str, tier: int) -> float:
-        """Over the baseline, the geometric mean of what was recorded. At tier 2 without a record: foreseen from tier 1."""
+        """Over the baseline. No two programs here differ by their scheduling, so both tiers say how fast one is at tier 2:
+        tier 1 with what the tiers usually differ by, each weighed by its number of measurements and their scatter.
+        """
         row, base = self.row(name), self.row(self.baseline)
-        if tier == 2 and row.second:
-            return mean(row.second) / mean(base.second)
-        first = mean(row.first) / mean(base.first)
-        return first if tier == 1 else first * self.deeper[_kind(name)]
+        first = middle(row.first) - middle(base.first)
+        if tier == 1 or name == self.baseline:
+            return math.exp(first)
+        foreseen, sure = first + self.deeper[kind(name)], len(row.first) / self.variance[1]
+        if not row.second:
+            return math.exp(foreseen)
+        more = len(row.second) / self.variance[2]
+        second = middle(row.second) - middle(base.second)
+        return math.exp((foreseen * sure + second * more) / (sure + more))
 
     @cached_property
     def deeper(self) -> dict[str, float]:
-        """Tier 2's ratio over tier 1's by kind of program, the median of those that have both."""
-        found = defaultdict(lambda: [1.0])
+        """Log of tier 2's ratio over tier 1's by kind of program, the median of those that have both."""
+        base, found = self.row(self.baseline), defaultdict(list)
         for name, row in self.rows.items():
             if row.first and row.second and name != self.baseline:
-                found[_kind(name)].append(self.speed(name, 2) / self.speed(name, 1))
-        return {kind: statistics.median(ratios[1:] or ratios) for kind, ratios in found.items()}
-
-    def scatter(self, name: str, tier: int) -> tuple[float, ...]:
-        """Logs of a single measurement over the mean, as recorded; at tier 2 without a record those of all programs."""
-        if name in self._scatter[tier]:
-            return self._scatter[tier][name]
-        return self._all_scatter[tier]
+                first, second = middle(row.first) - middle(base.first), middle(row.second) - middle(base.second)
+                found[kind(name)].append(second - first)
+        return {k: statistics.median(found[k] or [0.0]) for k in ("whole", "parts")}
 
     @cached_property
-    def _scatter(self) -> dict[int, dict[str, tuple[float, ...]]]:
-        rows = self.rows.values()
-        return {
-            1: {row.name: centred(row.first) for row in rows if len(row.first) > 1},
-            2: {row.name: centred(row.second, 2) for row in rows if len(row.second) > 1},
-        }
+    def scatter(self) -> dict[int, list[float]]:
+        """By tier, logs of single measurements over the middle of their program's: of all programs, as each has few."""
+        found: dict[int, list[float]] = {1: [], 2: []}
+        for row in self.rows.values():
+            for tier, ratios in ((1, row.first), (2, row.second)):
+                if len(ratios) > 2:
+                    wider = math.sqrt(len(ratios) / (len(ratios) - 1))
+                    found[tier] += [wider * (math.log(r) - middle(ratios)) for r in ratios]
+        return {tier: logs or [0.0] for tier, logs in found.items()}
 
     @cached_property
-    def _all_scatter(self) -> dict[int, tuple[float, ...]]:
-        return {tier: tuple(v for own in found.values() for v in own) for tier, found in self._scatter.items()}
+    def variance(self) -> dict[int, float]:
+        """Of a single measurement, from the quartiles: outliers do not count."""
+        quartiles = {tier: statistics.quantiles(logs, n=4) for tier, logs in self.scatter.items() if len(logs) > 3}
+        return {1: 1.0, 2: 1.0} | {tier: ((q[2] - q[0]) / 1.349) ** 2 for tier, q in quartiles.items()}
 
     @cached_property
     def best(self) -> float:
@@ -110,18 +117,15 @@ class Landscape:
         return cls(**data, rows=rows)
 
 
-def _kind(name: str) -> str:
+def kind(name: str) -> str:
     return "whole" if name.startswith("whole_step") else "parts"
 
 
-def mean(ratios: tuple[float, ...]) -> float:
-    return math.exp(statistics.fmean(map(math.log, ratios)))
-
-
-def centred(ratios: tuple[float, ...], sides: int = 1) -> tuple[float, ...]:
-    """Logs around their mean, as wide as the population they are a sample of. A ratio of two is `sides` = 2 for one of them."""
-    middle, wider = math.log(mean(ratios)), math.sqrt(len(ratios) / (len(ratios) - 1) / sides)
-    return tuple((math.log(r) - middle) * wider for r in ratios)
+def middle(ratios: Sequence[float]) -> float:
+    """The mean of the middle half of their logs: a pair that other work overlapped does not count."""
+    logs = sorted(map(math.log, ratios))
+    cut = len(logs) // 4
+    return statistics.fmean(logs[cut : len(logs) - cut])
 
 
 def rounded(value: Any) -> Any:
