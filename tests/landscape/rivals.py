@@ -27,6 +27,10 @@ def ours(seed: int) -> list[Agent]:
 
 
 class _Within:
+    def _neighbours(self, program: Program) -> list[Program]:
+        near = map(space.canonical, FocusAgent._neighbours(self, program))  # type: ignore[arg-type]
+        return [n for n in near if n.name in space.names()]
+
     def _new(self, program: Program, view: SearchView, *, same_source: bool) -> Proposal | None:
         program = space.canonical(program)
         inside = program.name in space.names()
