@@ -13,7 +13,10 @@ import numpy as np
 
 from optimizer.agents.programs.program import Program
 
-VALUE_MEAN, VALUE_SD = -0.02, 0.05  # of the log of what a value brings, before it was measured: defaults were chosen well
+VALUE_MEAN, VALUE_SD = (
+    -0.02,
+    0.05,
+)  # of the log of what a value brings, before it was measured: defaults were chosen well
 TIER_SD = 0.1  # of the log of what tier 2 differs by from tier 1
 LEVEL_SD = 3.0  # the parts' own speed may be anything
 NOISE_SD = 0.06  # of the log of a speed as tier 1 measures it

@@ -30,6 +30,7 @@ from optimizer.records import Candidate, Experiment, Proposal
 NEEDS_COMPILER = frozenset({"cpp", "compile"})
 TURNS = ("explore", "explore", "combine", "explore", "tune")
 STEPS, FARTHEST, BEAM = 2, 5, 4  # parameters changed of the best program, and from how many programs a step is taken
+FRESH = 3  # every so many proposals that tune, one may need a compiler as well as not
 WORTH_KEEPING = 1.01  # a part joins a combination when it is expected to bring at least this
 
 
@@ -90,12 +91,12 @@ class FocusAgent:
 
     def tune(self, view: SearchView) -> Iterator[Program]:
         """Programs near the best one in the order of a draw of what their values may bring, those that need no compiler
-        first two times of three. What is more than `STEPS` changes away comes when nothing nearer is left.
+        first but every `FRESH`th time. What is more than `STEPS` changes away comes when nothing nearer is left.
         """
         best = self.memory.best()
         salt = "|".join((str(self.seed), self.name, best.name, str(len(self.memory.speeds))))
         drawn = self.memory.effects(best.parts).draw(np.random.default_rng(list(salt.encode())))
-        built = {self._built(p) for p in self.memory.speeds} if self._count % 3 else set()
+        built = {self._built(p) for p in self.memory.speeds} if self._count % FRESH else set()
         found: dict[Program, float] = {}
         edge = [best]
         for step in range(1, FARTHEST + 1):
