@@ -40,7 +40,8 @@ class Replayed:
     seed: int
     budget_s: float
     moments: list[tuple[float, str, float]] = field(default_factory=list)
-    pruning: list[Moment] = field(default_factory=list)
+    pruning: list[Moment] = field(default_factory=list)  # by predictions
+    cautious: list[Moment] = field(default_factory=list)  # by their upper ends, as the session prunes
     counts: dict[str, Any] = field(default_factory=dict)
     ended_s: float = 0.0
 
@@ -95,8 +96,9 @@ def watch(session: Session, land: Landscape, found: Replayed) -> None:
         waiting = take()
         if waiting is not None:
             foreseen = [session.predict(p).ratio for p in session.ledger.proposals.values()]
-            better = sum(f > session.predict(waiting.proposal).ratio for f in foreseen)
-            found.pruning.append(Moment(better, len(foreseen), land.speed(waiting.proposal.name, 2)))
+            own, speed = session.predict(waiting.proposal), land.speed(waiting.proposal.name, 2)
+            for moments, end in ((found.pruning, own.ratio), (found.cautious, own.high)):
+                moments.append(Moment(sum(f > end for f in foreseen), len(foreseen), speed))
         return waiting
 
     session.take = watched  # type: ignore[method-assign]
