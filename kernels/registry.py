@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from kernels.precision import lowest
@@ -85,7 +86,12 @@ class Op:
 
 def holds(constraint: str, values: Mapping[str, int]) -> bool:
     """Whether a constraint of params.json (our own data, arithmetic over names) is true of `values`."""
-    return bool(eval(compile(constraint, "constraint", "eval"), {"__builtins__": {}}, dict(values)))
+    return bool(eval(compiled(constraint), {"__builtins__": {}}, dict(values)))
+
+
+@cache
+def compiled(constraint: str) -> CodeType:
+    return compile(constraint, "constraint", "eval")
 
 
 def names(source: str = "cpu") -> list[str]:

@@ -16,6 +16,7 @@ from optimizer.thinking import Thinker
 PER_AGENT = 2  # proposals that one agent may have waiting
 NEWS = 8  # results after which an agent that had nothing to say is asked again; at once when the incumbent has changed
 ROUNDS = 2  # of talk after a result: a question, and its answer
+SELDOM = 6  # programs tuned for one of a new source that is not expected to beat the incumbent
 REFUSALS = 3  # proposals in a row that the board may refuse before an agent is passed over this round
 
 
@@ -40,8 +41,10 @@ class ProposalQueue:
     waiting: list[Waiting] = field(default_factory=list)
     duplicates: int = 0
     _turn: int = 0
-    _tuned: bool = False  # whether what was taken last is of a source that had been measured
+    _tuned: int = 0  # taken since the last that was of a source that had not been measured
+    _lead: float = 1.0  # the incumbent's speed over the baseline
     _told: int = 0
+    _measured: set[str] = field(default_factory=set)  # mechanisms of which a result was told
     _silent: dict[str, int] = field(
         default_factory=dict
     )  # agents that had nothing to say: asked again at so many results
@@ -62,8 +65,10 @@ class ProposalQueue:
     def told(self, candidate: Candidate, experiment: Experiment) -> None:
         """All agents hear of it; those that think do so between thoughts."""
         self._told += 1
+        self._measured.add(candidate.source_hash)
         if experiment.leads:
             self._silent.clear()
+            self._lead = experiment.ratio or 1.0
         for agent in self.agents:
             thinker = self.thinkers.get(agent.name)
             (thinker or agent).told(candidate, experiment)
@@ -116,11 +121,13 @@ class ProposalQueue:
             thinker.think(view())
 
     def add(self, proposal: Proposal) -> bool:
-        """False when the board refuses the claim: the program was tried, or someone else is at that mechanism."""
-        source = mechanism_hash(proposal)
-        claim = self.board.claim(
-            proposal.agent, source, content_hash(proposal), proposal.name, reply_to=proposal.because
-        )
+        """False when the board refuses the claim: the program was tried, or someone else is at that mechanism.
+
+        A mechanism that was measured may be tuned by several at once: each claims its own program.
+        """
+        source, content = mechanism_hash(proposal), content_hash(proposal)
+        held = content if source in self._measured else source
+        claim = self.board.claim(proposal.agent, held, content, proposal.name, reply_to=proposal.because)
         if claim is None:
             self.duplicates += 1
             return False
@@ -140,7 +147,7 @@ class ProposalQueue:
         What is ready to be measured goes before what has to be compiled first: the engine does not wait for a compiler.
 
         Tuning what was measured takes turns with sources that were not: the best program's neighbours always promise
-        most, and something better may lie elsewhere.
+        most, and something better may lie elsewhere. Sources that cannot be expected to beat the incumbent come seldom.
         """
         if not self.waiting:
             return None
@@ -149,11 +156,13 @@ class ProposalQueue:
 
         def worth(w: Waiting) -> tuple[bool, bool, bool, float]:
             new_ground = not foci[w.proposal.focus] or not mechanisms[w.proposal.mechanism]
-            return ready(w.proposal), new_ground, self._tuned and w.source_hash not in tried, predict(w.proposal).high
+            high = predict(w.proposal).high
+            turn = w.source_hash not in tried and self._tuned >= (1 if high > self._lead else SELDOM)
+            return ready(w.proposal), new_ground, turn, high
 
         best = max(self.waiting, key=worth)
         self.waiting.remove(best)
-        self._tuned = best.source_hash in tried
+        self._tuned = self._tuned + 1 if best.source_hash in tried else 0
         return best
 
     def _in_turn(self) -> list[Agent]:

@@ -47,6 +47,7 @@ class Session:
         self.board = Board(ledger.state.posts, ledger.post)
         self.queue = ProposalQueue(agents, self.board, ledger.proposal)
         self.trials = Trials(ledger, lab, self.time_left)
+        self.trials.promise = self.promise
         self.pause: Callable[[float], None] = self.queue.wait  # with a virtual clock: what moves it on
         self.tried: list[Tried] = []
         self.best: dict[str, Tried] = {}  # by focus
@@ -124,6 +125,10 @@ class Session:
 
     def predict(self, proposal: Proposal) -> Estimate:
         return self.lab.cost.predict("", proposal.focus, proposal.mechanism, bool(proposal.parent), proposal.expected)
+
+    def promise(self) -> float:
+        """The speed over the baseline that is expected of the best program waiting."""
+        return max((self.predict(w.proposal).ratio for w in self.queue.waiting), default=0.0)
 
     def prune(self, waiting: Waiting, estimate: Estimate) -> None:
         """Predicted only: counted apart from what was measured."""

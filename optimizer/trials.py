@@ -35,6 +35,10 @@ TRAFFIC_SHARE = (
 )
 
 
+OUTSHONE = 0.7  # of what is expected of the best waiting program: what is slower is confirmed later
+LATE_S = 20.0  # time left, from which nothing is put off
+
+
 class Again(NamedTuple):
     built: Built
     estimate: Estimate
@@ -50,12 +54,18 @@ class Trials:
         self.steps: dict[str, str] = {}  # behaviour of a step alone -> the artefact that was measured
         self.again: deque[tuple[int, Again]] = deque()  # (number of measurements from which it is due, what)
         self.rescheduled: deque[Again] = deque()  # known programs under another scheduling
+        self.postponed: deque[Again] = (
+            deque()
+        )  # faster than the incumbent, and far slower than what is expected of others
+        self.promise: Callable[[], float] = lambda: (
+            0.0
+        )  # speed over the baseline expected of the best program that waits
         self.count = 0
         self.tier_two_s = 0.0
 
     def measure(self, built: Built, estimate: Estimate, earlier: Experiment | None = None) -> Experiment:
         """Tier 1, and tier 2 for what may beat the incumbent. Returns the last of them; each is stored."""
-        if earlier and earlier.state is State.DUPLICATE:
+        if earlier and earlier.state in (State.DUPLICATE, *FASTER):
             return self.tier_two(built, estimate)
         return self.promote(built, self.tier_one(built, estimate, earlier), estimate)
 
@@ -66,7 +76,14 @@ class Trials:
             self.rescheduled.append(Again(built, estimate, first))
         if first.state not in FASTER or self.time_left() < WORST_TRIAL_S:
             return first
+        if self.outshone(first):
+            self.postponed.append(Again(built, estimate, first))
+            return first
         return self.tier_two(built, estimate)
+
+    def outshone(self, first: Experiment) -> bool:
+        """Whether the engine has better to do than to confirm it: something far faster is waiting to be measured."""
+        return self.time_left() > LATE_S and (first.ratio or 0.0) < OUTSHONE * self.promise()
 
     def reschedules(self, first: Experiment) -> bool:
         """A program no slower than the incumbent under a scheduling not measured with it: tier 1 does not see that."""
@@ -76,12 +93,25 @@ class Trials:
     # candidates that come back
 
     def due(self, idle: bool) -> bool:
-        return bool(self.again and (idle or self.again[0][0] <= self.count)) or self._traffic_due(idle)
+        now = bool(self.again) and (idle or self.again[0][0] <= self.count)
+        return self._postponed_due(idle) or now or self._traffic_due(idle)
 
     def next_due(self) -> Again:
+        """Call when `due`. Tier 2 of a program that was faster than the incumbent goes first, the fastest of them."""
+        if self._postponed_due(idle=False) or (self.postponed and not self.again and not self.rescheduled):
+            best = max(self.postponed, key=lambda again: again.earlier.ratio or 0.0)
+            self.postponed.remove(best)
+            return best
         if self.again and (self.again[0][0] <= self.count or not self.rescheduled):
             return self.again.popleft()[1]
         return self.rescheduled.popleft() if self.rescheduled else self.again.popleft()[1]
+
+    def _postponed_due(self, idle: bool) -> bool:
+        """Forgets what a new incumbent has left behind."""
+        led = self.first.get(self.incumbent.candidate.artifact_hash) if self.incumbent else None
+        for again in [a for a in self.postponed if led and (a.earlier.ratio or 0.0) <= (led.ratio or 0.0)]:
+            self.postponed.remove(again)
+        return any(idle or not self.outshone(again.earlier) for again in self.postponed)
 
     def _traffic_due(self, idle: bool) -> bool:
         while self.rescheduled and not self.reschedules(self.rescheduled[0].earlier):
@@ -176,6 +206,8 @@ class Trials:
                 self.again.append((0, self._waiting(experiment, predict)))
             elif experiment.state is State.DUPLICATE and self.reschedules(experiment):
                 self.rescheduled.append(self._waiting(experiment, predict))
+            elif experiment.state in FASTER:
+                self.postponed.append(self._waiting(experiment, predict))
 
     def _waiting(self, experiment: Experiment, predict: Callable[[Proposal], Estimate]) -> Again:
         candidate = self.ledger.candidates[experiment.artifact_hash]

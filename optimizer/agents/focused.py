@@ -16,6 +16,8 @@ import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
 from engine.artifacts import source_hash
 from engine.models.structure import baseline_of
 from kernels import registry
@@ -32,6 +34,8 @@ from optimizer.records import Candidate, Experiment, Post, Proposal
 
 NEEDS_COMPILER = frozenset({"cpp", "compile"})
 TURNS = ("explore", "explore", "combine", "explore", "tune")
+STEPS, FARTHEST, BEAM = 2, 5, 4  # parameters changed of the best program, and from how many programs a step is taken
+FRESH = 3  # every so many proposals that tune, one may need a compiler as well as not
 WORTH_KEEPING = 1.01  # a part joins a combination when it is expected to bring at least this
 
 
@@ -105,9 +109,21 @@ class FocusAgent:
         yield from self._by_worth(programs, view)
 
     def tune(self, view: SearchView) -> Iterator[Program]:
-        """Neighbours of the best program that carries a kernel: one parameter changed."""
+        """Programs near the best one in the order of a draw of what their values may bring, those that need no compiler
+        first but every `FRESH`th time. What is more than `STEPS` changes away comes when nothing nearer is left.
+        """
         best = self.memory.best()
-        yield from self._shuffled(self._neighbours(best), "tune", best.name)
+        salt = "|".join((str(self.seed), self.name, best.name, str(len(self.memory.speeds))))
+        drawn = self.memory.effects(best.parts).draw(np.random.default_rng(list(salt.encode())))
+        built = {self._built(p) for p in self.memory.speeds} if self._count % FRESH else set()
+        found: dict[Program, float] = {}
+        edge = [best]
+        for step in range(1, FARTHEST + 1):
+            near = {n: drawn.of(n) for program in edge for n in self._neighbours(program)}
+            edge = sorted(near, key=lambda p: (-near[p], p.name))[:BEAM]
+            found |= near
+            if step >= STEPS:
+                yield from sorted(found, key=lambda p: (self._built(p) not in built, -found[p], p.name))
 
     def union(self, view: SearchView) -> Program:
         """Greedy crossover: of all parts tried by anyone, the ones worth most that fit together."""
@@ -191,11 +207,18 @@ class FocusAgent:
         changed = []
         for op in program.operators:
             here = program.values_of(op)
+            now = op.resolve(here)
             for parameter in op.params:
                 for value in parameter.values:
-                    if value != op.resolve(here)[parameter.name] and op.allows({**here, parameter.name: value}):
+                    if value != now[parameter.name] and op.allows({**here, parameter.name: value}):
                         changed.append(program.plus(**{program.key(op, parameter.name): value}))
         return changed
+
+    @staticmethod
+    def _built(program: Program) -> tuple[object, ...]:
+        """What a compiler makes: equal for programs that differ in values read at run time alone."""
+        late = {p.name for op in program.operators for p in op.params if p.late}
+        return program.parts, tuple(v for v in program.values if v[0] not in late)
 
     def _by_worth(self, programs: Iterable[Program], view: SearchView) -> list[Program]:
         """Without repeats, best expected speed first."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from kernels.precision import of_cache, of_weights
 from optimizer.agents.base import OPERATORS, SearchView
+from optimizer.agents.effects import Effects, relative
 from optimizer.agents.programs.edit import parts
 from optimizer.agents.programs.program import Program, ProgramError
 from optimizer.records import MEASURED, Candidate, Experiment, State
@@ -22,6 +23,7 @@ class Memory:
 
     speeds: dict[Program, float] = field(default_factory=dict)
     tiers: dict[Program, int] = field(default_factory=dict)
+    leader: Program | None = None  # the last that was confirmed as the fastest
     failed: set[Program] = field(default_factory=set)
     sources: set[str] = field(default_factory=set)
 
@@ -31,13 +33,20 @@ class Memory:
             program = Program.parse(candidate.name)
         except ProgramError:
             return  # another hand's program: its source is known, its parts are not
+        if experiment.leads:
+            self.leader = program
         if experiment.state is State.FAILED:
             self.failed.add(program)
         elif experiment.state in MEASURED and experiment.ratio and experiment.tier >= self.tiers.get(program, 0):
             self.speeds[program], self.tiers[program] = experiment.ratio, experiment.tier
 
     def best(self, kernels: bool | None = None) -> Program:
-        """The fastest program that did not fail, the baseline when none is faster; `kernels`: only with, or without."""
+        """The program confirmed as the fastest, else the fastest that did not fail, the baseline when none is faster: of many
+        that were measured with noise the fastest seems faster than it is. `kernels`: only with, or without.
+        """
+        led = self.leader
+        if led and led not in self.failed and (kernels is None or bool(led.operators) == kernels):
+            return led
         found = [
             (speed, program.name, program)
             for program, speed in self.speeds.items()
@@ -54,13 +63,20 @@ class Memory:
         if program in self.speeds:
             return self.speeds[program]
         known = [p for p in self.speeds if _within(p, program) and p not in self.failed]
-        base = max(known, key=lambda p: (len(p.parts), self.speeds[p], p.name), default=Program())
+        base = max(known, key=lambda p: (len(p.parts), p == self.leader, self.speeds[p], p.name), default=Program())
         ratio = amdahl(program, view) / amdahl(base, view)
+        if program.parts == base.parts:
+            ratio *= relative(self.effects(program.parts), program, base)
         for name in set(program.parts) - set(base.parts):
             ratio *= self.surprise(name, view)
         for name, value in program.settings.items() - base.settings.items():
             ratio *= self.setting(name, value)
         return self.speed(base) * ratio
+
+    def effects(self, parts: tuple[str, ...]) -> Effects:
+        """What the parameters' values bring in programs of these parts."""
+        alike = {p: speed for p, speed in self.speeds.items() if p.parts == parts and p not in self.failed}
+        return Effects(alike, self.tiers)
 
     def surprise(self, name: str, view: SearchView) -> float:
         """How far the part did better than expected where it was tried beside the same settings, 1 when it was not."""

@@ -7,7 +7,7 @@ import sys
 
 from tests.bench import figures
 
-BENCHMARKS = ("swap", "recovery", "main_job", "peers", "experts", "cost_model", "search")
+BENCHMARKS = ("swap", "recovery", "main_job", "peers", "experts", "cost_model", "search", "landscape")
 
 
 def main(names: list[str]) -> int:

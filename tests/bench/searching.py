@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,11 +120,19 @@ def demo_lab(data: Path, budget_s: float) -> Iterator[tuple[RunConfig, Ledger, L
             lab.close()
 
 
-def search(data: Path, seconds: float, agents: Sequence[Agent] | None = None) -> tuple[Ledger, Session, float]:
-    """The loop alone for so long (no verification, no HTTP): what it measured, and the seconds it took."""
+def search(
+    data: Path,
+    seconds: float,
+    agents: Sequence[Agent] | None = None,
+    adapt: Callable[[Session], None] = lambda session: None,
+) -> tuple[Ledger, Session, float]:
+    """The loop alone for so long (no verification, no HTTP): what it measured, and the seconds it took. `adapt` changes the
+    session before it begins.
+    """
     with demo_lab(data, 10 * seconds) as (config, ledger, lab):
         agents = list(agents) if agents is not None else [*make_agents(config.seed), Points()]
         session = Session(config, agents, Budget(config.budget_s), ledger, lab)
+        adapt(session)
         end = ledger.elapsed() + seconds
         session.time_left = lambda: end - ledger.elapsed()  # type: ignore[method-assign]
         session.trials.time_left = session.time_left

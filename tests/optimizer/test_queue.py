@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from optimizer.agents.base import SearchView
 from optimizer.board import Board
 from optimizer.builder import mechanism_hash
-from optimizer.queue import PER_AGENT, ProposalQueue
-from optimizer.records import Candidate, Estimate, Experiment, Proposal
+from optimizer.queue import PER_AGENT, SELDOM, ProposalQueue
+from optimizer.records import Candidate, Estimate, Experiment, Proposal, State
 
 
 class Agent:
@@ -131,3 +132,40 @@ def test_who_is_asked_answers_at_once_and_an_agent_that_had_nothing_to_say_is_as
         queue.talk(SearchView)
     assert said == ["answers", "asks"] * 3, "twice where something was said, once where nothing was"
     assert [p.kind for p in board.read()] == ["question", "answer"]
+
+
+def told(waiting: ProposalQueue, proposal: Proposal, leads: float = 0.0) -> None:
+    source = mechanism_hash(proposal)
+    candidate = Candidate("h", source, proposal.id, proposal.name, proposal.agent, proposal.focus, "python", "", "", "")
+    waiting.told(
+        candidate, Experiment("h-2", "h", 2, State.KEEP, "base", True, leads or 1.0, 1.0, 9.0, leads=bool(leads))
+    )
+
+
+def tuned(name: str, agent: str, value: int) -> Proposal:
+    return replace(proposal(name, agent), files={"forward.py": f"def step(): return {value}\n"})
+
+
+def test_a_known_mechanism_is_tuned_by_several_agents_at_once() -> None:
+    waiting, _ = queue()
+    assert waiting.add(tuned("one", "ada", 1)) and not waiting.add(tuned("two", "bob", 2))
+    told(waiting, tuned("one", "ada", 1))
+    assert waiting.add(tuned("three", "ada", 3)) and waiting.add(tuned("four", "bob", 4))
+    assert not waiting.add(tuned("five", "bob", 4)), "the very same program is refused"
+
+
+def test_a_new_source_that_cannot_beat_the_incumbent_comes_seldom() -> None:
+    known = tuned("known", "ada", 0)
+
+    def taken(lead: float) -> list[str]:
+        waiting, _ = queue()
+        told(waiting, known, lead)
+        for i in range(1, 9):
+            waiting.add(tuned(f"tuned{i}", "ada", i))
+        waiting.add(proposal("new", "bob"))
+        foreseen = worth({"new": 1.5} | {f"tuned{i}": 3.0 for i in range(1, 9)})
+        order = [waiting.take(foreseen, [known], {mechanism_hash(known)}) for _ in range(9)]
+        return [w.proposal.name for w in order if w]
+
+    assert taken(lead=1.2).index("new") == 1
+    assert taken(lead=3.0).index("new") == SELDOM

@@ -3,83 +3,39 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.artifacts import Artifact, ArtifactStore
+from engine.artifacts import ArtifactStore
+from engine.models.config import read_config
 from optimizer.agents.base import SearchView
 from optimizer.config import Budget, RunConfig
-from optimizer.cost.fitted import CostModel
-from optimizer.cost.roofline import Workload
 from optimizer.file_store import FileStore
-from optimizer.lab import Scene
 from optimizer.ledger import Ledger
-from optimizer.measure.stats import paired_ratio
-from optimizer.measure.tiers import Measured
-from optimizer.records import Candidate, Experiment, Proposal, State
+from optimizer.records import Candidate, Experiment, Proposal
 from optimizer.session import Session
 from optimizer.thinking import Thinker
-from tests.optimizer.scripted import SMALL, proposal, scene_of
+from tests.landscape.clock import Clock
+from tests.landscape.lab import TableLab
+from tests.landscape.made_up import ABOUT
+from tests.landscape.table import Landscape, Row
+from tests.optimizer.scripted import SMALL, proposal
 
-PARTS = {"projections": 0.6, "attention": 0.3, "cache": 0.1}
-STEP = {"decode": 1.0, "prefill": 1.0}
-THOUGHT_S, TRIAL_S, SEARCH_S = 20.0, 0.5, 200.0
-
-
-class Clock:
-    """Moves when it is told to; whoever sleeps on it wakes when it has come so far."""
-
-    def __init__(self) -> None:
-        self.now, self._moved = 0.0, threading.Condition()
-
-    def __call__(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        with self._moved:
-            self.now += seconds
-            self._moved.notify_all()
-        time.sleep(0.001)  # for whoever wakes to take note
-
-    def sleep(self, seconds: float) -> None:
-        with self._moved:
-            end = self.now + seconds
-            self._moved.wait_for(lambda: self.now >= end)
+THOUGHT_S, SEARCH_S = 20.0, 200.0
 
 
-class TableLab:
-    """A recorded landscape: every program has its speed, and a trial moves the clock on."""
+class Slower(dict[str, Row]):
+    """A record in which every program but the baseline is a fifth slower, and takes half a second to find out."""
 
-    def __init__(self, scene: Scene, artifacts: ArtifactStore, clock: Clock) -> None:
-        self.scene, self.artifacts, self.clock = scene, artifacts, clock
-        self.baseline = artifacts.baseline()
-        self.work = Workload(2, 20, 8, 20, STEP, {phase: PARTS for phase in STEP})
-        self.cost = CostModel(self.work, {phase: dict.fromkeys(PARTS, 0.0) for phase in STEP})
+    def __missing__(self, name: str) -> Row:
+        return Row(name, name, first=(0.8, 0.81, 0.79), load_s=0.4, pair_s=0.05)
 
-    def shares(self) -> dict[str, dict[str, float]]:
-        return {phase: PARTS for phase in STEP}
 
-    def tier_one(
-        self,
-        artifact: Artifact,
-        incumbent: Artifact | None,
-        timeout_s: float,
-        earlier: Sequence[float] = (),
-        judge: Callable[[str], None] = lambda behaviour: None,
-    ) -> Measured:
-        self.clock.advance(TRIAL_S)
-        against = (incumbent or self.baseline).hash
-        return Measured(paired_ratio([0.8, 0.81, 0.79]), State.DISCARD, TRIAL_S, against=against)
-
-    def tier_two(self, artifact: Artifact, incumbent: Artifact | None) -> Measured:
-        raise AssertionError("nothing here beats the baseline")
-
-    def keep(self, *hashes: str) -> None: ...
+LAND = Landscape(ABOUT, "baseline", "baseline", Slower(baseline=Row("baseline", first=(1.0, 1.01, 0.99))))
 
 
 class Quick:
@@ -113,13 +69,8 @@ class Ponders(Quick):
         self.heard.append((candidate.name, threading.current_thread().name))
 
 
-@pytest.fixture(scope="module")
-def scene(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    return scene_of(tiny_model, tmp_path_factory.mktemp("scene"))
-
-
 @pytest.fixture
-def searched(tiny_model: Path, tmp_path: Path, scene: Scene) -> Iterator[Callable[..., Ledger]]:
+def searched(tiny_model: Path, tmp_path: Path) -> Iterator[Callable[..., Ledger]]:
     def search(clock: Clock, *agents: Any) -> Ledger:
         config = RunConfig(str(tiny_model), SMALL.to_json(), str(tmp_path), dtype="float32", threads=1, budget_s=1e4)
         store = FileStore(tmp_path)
@@ -127,7 +78,7 @@ def searched(tiny_model: Path, tmp_path: Path, scene: Scene) -> Iterator[Callabl
         lease = store.claim(config.run_id, "worker", 60)
         assert lease
         with Ledger(config, store, lease, clock=clock) as ledger:
-            lab = TableLab(scene, ArtifactStore(tmp_path), clock)
+            lab = TableLab(LAND, read_config(tiny_model), ArtifactStore(tmp_path), clock)
             session = Session(config, agents, Budget(config.budget_s), ledger, lab)
             session.pause = clock.advance
             session.time_left = lambda: SEARCH_S - clock.now  # type: ignore[method-assign]
@@ -138,7 +89,7 @@ def searched(tiny_model: Path, tmp_path: Path, scene: Scene) -> Iterator[Callabl
 
 
 def test_the_engine_works_while_an_agent_thinks(searched: Callable[..., Ledger]) -> None:
-    clock = Clock()
+    clock = Clock(yield_s=0.001)
     agent = Ponders(clock.sleep, thinks=True)
     ledger = searched(clock, agent, Quick())
     assert ledger.utilisation >= 0.9
@@ -150,13 +101,13 @@ def test_the_engine_works_while_an_agent_thinks(searched: Callable[..., Ledger])
 
 
 def test_an_agent_that_thinks_inline_is_seen_in_the_utilisation(searched: Callable[..., Ledger]) -> None:
-    clock = Clock()
+    clock = Clock(yield_s=0.001)
     ledger = searched(clock, Ponders(clock.advance, thinks=False), Quick())
     assert ledger.utilisation < 0.5 and ledger.lost["agents proposing"] > 100
 
 
 def test_alone_it_is_waited_for(searched: Callable[..., Ledger]) -> None:
-    clock = Clock()
+    clock = Clock(yield_s=0.001)
     agent = Ponders(clock.sleep, thinks=True)
     ledger = searched(clock, agent)
     assert agent.made >= 3 and ledger.lost["agents thinking"] > 100

@@ -129,7 +129,8 @@ class Program:
         return True
 
     def plus(self, *names: str, **values: Any) -> Program:
-        return Program.of([*self.parts, *names], **{**dict(self.values), **values})
+        changed = {**dict(self.values), **values}
+        return Program.of([*self.parts, *names], **changed) if names else Program(self.parts, tuple(sorted(changed.items())))
 
     def files(self, baseline: str = "llama") -> dict[str, str]:
         """The sources of `baseline` with the parts in them, and a .cpp for each kernel.

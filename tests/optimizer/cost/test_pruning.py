@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from optimizer.cost.pruning import replay_pruning
+from optimizer.cost.pruning import Moment, prune_moments, replay_pruning
 
 MEASURED = [0.8 + 0.02 * i for i in range(40)]
 
@@ -60,3 +60,22 @@ def test_equal_seeds_replay_equally() -> None:
 def test_what_cannot_be_replayed_is_refused(wrong: dict) -> None:
     with pytest.raises(ValueError):
         replay_pruning(**{"predicted": MEASURED, "measured": MEASURED} | wrong)
+
+
+def test_a_search_pruned_as_it_went_loses_a_winner_that_was_predicted_among_the_worse_half() -> None:
+    kept = [Moment(0, 1, 1.0), Moment(0, 2, 3.0), Moment(3, 4, 1.2), Moment(1, 4, 3.1)]
+    lost = [Moment(0, 1, 1.0), Moment(0, 2, 3.0), Moment(2, 4, 3.1)]
+    found = prune_moments([kept, lost])
+    assert (found.searches, found.lost, found.lost_share) == (2, 1, 0.5)
+    assert found.pruned == pytest.approx(2 / 7) and found.gain_kept == pytest.approx((1 + 3.0 / 3.1) / 2)
+    assert prune_moments([kept, lost], noise=0.04).lost == 0
+
+
+def test_equal_predictions_prune_nothing() -> None:
+    assert prune_moments([[Moment(0, n, 1.0 + n) for n in (1, 2, 3)]]).pruned == 0.0
+
+
+def test_searches_that_measured_nothing_are_refused() -> None:
+    for searches in ([], [[]]):
+        with pytest.raises(ValueError):
+            prune_moments(searches)
