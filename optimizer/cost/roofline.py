@@ -104,10 +104,22 @@ def step_bytes(config: ModelConfig, dtype: str, layers: int = 0) -> int:
     return (weights_read(config) + config.vocab_size * config.hidden_size) * DTYPE_BYTES[dtype]
 
 
-def floors(
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What an operator's step cannot go below, in seconds: its bytes at the measured rate, its operations at theirs."""
+
+    bytes_s: float
+    arithmetic_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return max(self.bytes_s, self.arithmetic_s)
+
+
+def bounds(
     config: ModelConfig, dtype: str, ceilings: Ceilings, work: Workload, precision: str = "same"
-) -> dict[str, dict[str, float]]:
-    """phase -> operator -> seconds below which no step of the declared precision can go."""
+) -> dict[str, dict[str, Bound]]:
+    """phase -> operator -> what no step of the declared precision can go below."""
     share = weight_share(precision, dtype)
     # four 8-bit products take the time of two of bf16
     products, scores = (ceilings.gemm * (1 if exact(of(precision)) else 2) for of in (of_weights, of_cache))
@@ -122,10 +134,18 @@ def floors(
         matrices, head = weights_read(config), config.vocab_size * config.hidden_size
         attention_flops = 4 * tokens * context * q * layers
         result[phase] = {
-            "projections": max(share * matrices * size / ceilings.read, 2 * tokens * matrices / products),
-            "head": max(share * head * size / ceilings.read, 2 * sequences * head / products),
-            "attention": max(sequences * context * kv_token / ceilings.read, attention_flops / scores),
-            "cache": tokens * kv_token / ceilings.copy,
-            "pointwise": 0.0,
+            "projections": Bound(share * matrices * size / ceilings.read, 2 * tokens * matrices / products),
+            "head": Bound(share * head * size / ceilings.read, 2 * sequences * head / products),
+            "attention": Bound(sequences * context * kv_token / ceilings.read, attention_flops / scores),
+            "cache": Bound(tokens * kv_token / ceilings.copy),
+            "pointwise": Bound(0.0),
         }
     return result
+
+
+def floors(
+    config: ModelConfig, dtype: str, ceilings: Ceilings, work: Workload, precision: str = "same"
+) -> dict[str, dict[str, float]]:
+    """phase -> operator -> seconds below which no step of the declared precision can go."""
+    found = bounds(config, dtype, ceilings, work, precision)
+    return {phase: {op: bound.seconds for op, bound in operators.items()} for phase, operators in found.items()}
