@@ -8,9 +8,8 @@ from typing import Any
 
 from kernels.precision import LOWEST, SAME
 from optimizer.agents.base import Tried
-from optimizer.agents.cells import declared, traits
+from optimizer.agents.cells import composed, declared, traits
 from optimizer.agents.memory import gains
-from optimizer.agents.programs.program import Program, ProgramError
 from optimizer.bandit import Bandit
 from optimizer.config import RunConfig
 from optimizer.cost.roofline import Ceilings
@@ -63,7 +62,5 @@ class Standing:
 
 def _gains(incumbent: Tried | None) -> dict[str, float]:
     """What the incumbent's parts are expected to have brought; nothing is known of another hand's."""
-    try:
-        return gains(Program.parse(incumbent.candidate.name)) if incumbent else {}
-    except ProgramError:
-        return {}
+    program = composed(incumbent.candidate.name) if incumbent else None
+    return gains(program) if program else {}

@@ -20,11 +20,19 @@ WIDE_VECS, TALL_ROWS, WIDE_BLOCK = 3, 8, 128
 
 def traits(proposal: Proposal) -> tuple[str, str, str]:
     """Precision, fusion group and tile class. Of a program that no agent of ours composed, what its proposal declares."""
-    try:
-        program = Program.parse(proposal.name)
-    except ProgramError:
+    program = composed(proposal.name)
+    if program is None:
         return declared(proposal.precision), "own source", "library" if proposal.mechanism == "python" else "own"
     return precision(program), fusion(program), tile(program)
+
+
+def composed(name: str) -> Program | None:
+    """The program that the name spells, None for one of another hand."""
+    try:
+        program = Program.parse(name)
+    except ProgramError:
+        return None
+    return program if all(op.allows(program.values_of(op)) for op in program.operators) else None
 
 
 def declared(name: str) -> str:

@@ -13,9 +13,10 @@ from typing import Any
 
 from engine.scheduler import SchedulerConfig
 from optimizer.agents.base import SearchView
+from optimizer.agents.cells import composed
 from optimizer.agents.focused import FocusAgent
 from optimizer.agents.programs.edit import parts
-from optimizer.agents.programs.program import Program, ProgramError
+from optimizer.agents.programs.program import Program
 from optimizer.elites import Elite
 from optimizer.records import Proposal
 
@@ -98,11 +99,8 @@ class EvolutionAgent(FocusAgent):
         """Elites whose parts are known and can run here."""
         found = []
         for elite in view.elites:
-            try:
-                program = Program.parse(elite.name)
-            except ProgramError:
-                continue  # written by another hand
-            if program not in self.memory.failed and not any(self._obstacle(p, view) for p in program.chosen):
+            program = composed(elite.name)
+            if program and program not in self.memory.failed and not any(self._obstacle(p, view) for p in program.chosen):
                 found.append(Parent(elite, program))
         return found
 
