@@ -17,7 +17,7 @@ from optimizer.records import MEASURED, Candidate, Experiment, State
 class Cell:
     """A kind of program. `bottleneck` is what its time goes to: bytes, barrier (waiting, calls included) or arithmetic."""
 
-    precision: str  # same, coded, or a name of kernels.precision
+    precision: str  # a name of kernels.precision
     fusion: str  # operators that are taken together
     tile: str  # class of the products' tile
     bottleneck: str

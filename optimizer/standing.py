@@ -6,13 +6,12 @@ from collections import Counter
 from functools import cached_property
 from typing import Any
 
-from kernels.precision import LOWEST, SAME
 from optimizer.agents.base import Tried
 from optimizer.agents.cells import composed, declared, traits
 from optimizer.agents.memory import gains
 from optimizer.bandit import Bandit
 from optimizer.config import RunConfig
-from optimizer.cost.roofline import Ceilings
+from optimizer.cost.roofline import Ceilings, lowest_allowed
 from optimizer.cost.room import Roof
 from optimizer.elites import Archive, Cell
 from optimizer.ledger import Ledger
@@ -44,7 +43,7 @@ class Standing:
     @cached_property
     def roof(self) -> Roof:
         scene, dtype = self.lab.scene, self.config.dtype
-        lowest = LOWEST if self.config.tolerance == "quantised" else SAME
+        lowest = lowest_allowed(dtype, self.config.tolerance)
         return Roof(scene.config, dtype, Ceilings.of(scene.machine.ceilings, dtype), self.lab.work, lowest)
 
     def _foci(self) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ from kernels.precision import SAME, WEIGHTS, of_weights
 from optimizer.agents.programs.program import Program, ProgramError
 from optimizer.records import Proposal
 
-CODED = 12  # bits of a weight that changes none
 GROUPS: Mapping[str, str] = {  # slot of a part -> operators that it takes together; `linear` alone is a matter of tiles
     **dict.fromkeys(("qkv", "mlp", "experts", "expert_mlp"), "products"),
     **dict.fromkeys(("norm", "residual", "rope"), "pointwise"),
@@ -23,7 +22,7 @@ def traits(proposal: Proposal) -> tuple[str, str, str]:
     program = composed(proposal.name)
     if program is None:
         return declared(proposal.precision), "own source", "library" if proposal.mechanism == "python" else "own"
-    return precision(program), fusion(program), tile(program)
+    return program.precision, fusion(program), tile(program)
 
 
 def composed(name: str) -> Program | None:
@@ -38,12 +37,6 @@ def composed(name: str) -> Program | None:
 def declared(name: str) -> str:
     """`same` where nothing lower than the endpoint's dtype was declared: older records name the dtype itself."""
     return name if "kv-int8" in name or of_weights(name) in WEIGHTS[1:] else SAME
-
-
-def precision(program: Program) -> str:
-    coded = program.parameters.get("PM_WEIGHT_BITS") == CODED
-    found = program.precision
-    return "coded" if coded and found == SAME else f"coded+{found}" if coded else found
 
 
 def fusion(program: Program) -> str:

@@ -100,7 +100,11 @@ class EvolutionAgent(FocusAgent):
         found = []
         for elite in view.elites:
             program = composed(elite.name)
-            if program and program not in self.memory.failed and not any(self._obstacle(p, view) for p in program.chosen):
+            if (
+                program
+                and program not in self.memory.failed
+                and not any(self._obstacle(p, view) for p in program.chosen)
+            ):
                 found.append(Parent(elite, program))
         return found
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.models.config import ModelConfig
 from engine.models.layout import expected_shapes
-from kernels.precision import exact, of_cache, of_weights
+from kernels.precision import CODED, LOWEST, SAME, exact, of_cache, of_weights
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # of a number in a declared precision that is not the endpoint's
@@ -75,6 +75,11 @@ class Workload:
     def prefill_share(self) -> float:
         total = self.request_s(self.step_s)
         return self.weights()["prefill"] * self.step_s["prefill"] / total if total else 0.1
+
+
+def lowest_allowed(dtype: str, tolerance: str) -> str:
+    """The lowest precision that a run may compute in; coded weights change nothing, so every run of their dtype may."""
+    return LOWEST if tolerance == "quantised" else CODED if dtype == "bfloat16" else SAME
 
 
 def weights_read(config: ModelConfig) -> int:

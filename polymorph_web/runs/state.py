@@ -30,6 +30,8 @@ def live_state(run: Run) -> dict[str, Any]:
         "experiments": experiments,
         "posts": by_kind["post"],
         "checks": by_kind["check"],
+        "foci": _last(run, "foci").get("rows", []),
+        "elites": _last(run, "elites").get("rows", []),
         "llm_usage": list(_usage(run).values()),
         "logs": _logs(run),
     }

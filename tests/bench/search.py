@@ -43,7 +43,9 @@ from tests.bench.searching import PART, Points, Slow, as_proposal, demo_lab
 PEERS = Path(os.environ.get("POLYMORPH_PEERS", "/nonexistent"))
 SEARCH_S = 180.0
 USERS = 4  # of the demo's traffic
-REQUESTS = MIN_PAIRS * USERS  # of the tier-2 workload: as many windows as a decision over HTTP takes of one side at least
+REQUESTS = (
+    MIN_PAIRS * USERS
+)  # of the tier-2 workload: as many windows as a decision over HTTP takes of one side at least
 COLD_STARTS = 2
 AA_CANDIDATES = 200
 DISTURBED_PAIRS = 40

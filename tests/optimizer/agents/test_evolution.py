@@ -11,6 +11,7 @@ import pytest
 
 from engine.artifacts import source_hash
 from kernels import registry
+from kernels.precision import exact
 from optimizer.agents.base import Agent, SearchView
 from optimizer.agents.cells import traits
 from optimizer.agents.evolution import EvolutionAgent, concern, crossed, mutated, settled
@@ -85,7 +86,7 @@ def test_children_satisfy_every_constraint_and_none_is_made_twice() -> None:
         program = Program.parse(proposal.name)
         for op in program.operators:
             op.resolve(program.values_of(op))
-        assert settled(program) == program and proposal.precision == "same"
+        assert settled(program) == program and exact(proposal.precision)
         assert program.parameters.get("PM_SPAN", 256) % program.settings.get("block_size", 1) == 0
 
 
@@ -144,7 +145,7 @@ def test_a_lower_precision_is_no_child_of_a_run_that_did_not_declare_it() -> Non
         search = Search(flat, EvolutionAgent(4))
         search.view = replace(VIEW, tolerance=tolerance)
         search.start(WHOLE)
-        assert any(p.precision != "same" for p in search.run(40)) == lower
+        assert any(not exact(p.precision) for p in search.run(40)) == lower
 
 
 @pytest.mark.parametrize(
