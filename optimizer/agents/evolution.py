@@ -90,7 +90,9 @@ class EvolutionAgent(FocusAgent):
                 yield child
 
     def hypothesis(self, program: Program, view: SearchView) -> str:
-        birth = self._births[program.name]
+        birth = self._births.get(program.name)
+        if birth is None:
+            return super().hypothesis(program, view)
         changed = dict(program.values).items() - dict(birth.first.program.values).items()
         reasons = [self.reason(name, value, program) for name, value in sorted(changed)]
         return " ".join([birth.words, *reasons, f"Expected {self.memory.expect(program, view):.2f}x the baseline."])
