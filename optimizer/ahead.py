@@ -1,9 +1,7 @@
 """Compiles what will be measured next while the engine measures, and stands still while something is timed.
 
-The compiler runs in a process group of our session and takes only what processor time nobody else wants: beside a niced one
-what the engine does untimed (loading, checking) took three times as long. It is suspended by a signal to that group whenever
-`quiet` is held. If this process is killed meanwhile, the kernel ends the suspended group: an orphaned group with stopped
-members gets SIGHUP.
+The compiler runs niced in a process group of our session. It is suspended by a signal to that group whenever `quiet` is held.
+If this process is killed meanwhile, the kernel ends the suspended group: an orphaned group with stopped members gets SIGHUP.
 """
 
 from __future__ import annotations
@@ -101,17 +99,16 @@ class Group:
         self._held = self._ended = False
 
     def run(self, command: Sequence[str], limit_s: float) -> tuple[int, str]:
-        """Exit status and output of a command, idle when others work; -1 and no output when it was ended. `limit_s` counts waiting too."""
+        """Exit status and output of a command, niced; -1 and no output when it was ended. `limit_s` counts waiting too."""
         with self._lock:
             if self._ended:
                 return -1, ""
             process = subprocess.Popen(
-                command,
+                ["nice", "-n", "10", *command],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 text=True, errors="replace", process_group=0,
             )  # fmt: skip
             self._pid = process.pid
-            yield_to_others(process.pid)
             if self._held:
                 self._signal(signal.SIGSTOP)
         try:
@@ -144,15 +141,6 @@ class Group:
         if self._pid:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._pid, number)
-
-
-def yield_to_others(pid: int) -> None:
-    """From here on the process, and what it starts, runs when no other wants the core; where the system has no such class, niced."""
-    with contextlib.suppress(OSError):
-        if hasattr(os, "SCHED_IDLE"):
-            os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
-        else:
-            os.setpriority(os.PRIO_PROCESS, pid, 10)
 
 
 def compiles(proposal: Proposal) -> bool:

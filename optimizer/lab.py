@@ -22,12 +22,11 @@ from engine.wire import HostStatus, Prepare, Status, TimedBlock, Unload
 from kernels.build import compiler, compiler_version, has_compiler
 from kernels.ceilings import CeilingsError, cached_ceilings
 from kernels.hardware import detect
-from kernels.precision import CODED, LOWEST, SAME
 from optimizer.agents.base import Machine
 from optimizer.builder import Builder
 from optimizer.config import RunConfig
 from optimizer.cost.fitted import CostModel
-from optimizer.cost.roofline import Ceilings, Workload, floors, step_bytes
+from optimizer.cost.roofline import Ceilings, Workload, floors, lowest_allowed, step_bytes
 from optimizer.ledger import Ledger
 from optimizer.measure.probe import operator_seconds, probe_artifact, shares
 from optimizer.measure.replay import Work
@@ -347,6 +346,5 @@ class Lab:
         return Ceilings.of(self.scene.ceilings, self.run.dtype)
 
     def _floors(self) -> dict[str, dict[str, float]]:
-        unchanged = CODED if self.run.dtype == "bfloat16" else SAME
-        lowest = LOWEST if self.run.tolerance == "quantised" else unchanged  # that this run may compute in
+        lowest = lowest_allowed(self.run.dtype, self.run.tolerance)
         return floors(self.scene.config, self.run.dtype, self._ceilings(), self.work, lowest)

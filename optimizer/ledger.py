@@ -60,6 +60,7 @@ class Ledger(Times):
         self.estimates = {e.artifact_hash: e for e in self.state.estimates}
         self.verified: dict[str, bool] = {}
         self.usage = last_usage(store, config.run_id) if lease.attempt > 1 else {}  # agent -> its `llm_usage`
+        self.standing: dict[str, list[dict[str, Any]]] = {}  # `foci` and `elites`, as they were told last
         self.swaps: dict[str, float] = {}  # by kind, the latest
         self.device_s = 0.0  # spent timing candidates, this attempt
         self.best_ratio = 1.0
@@ -159,6 +160,12 @@ class Ledger(Times):
         finally:
             if between:
                 self.quiet.release()
+
+    def stands(self, kind: str, rows: list[dict[str, Any]]) -> None:
+        """Where the search looks (`foci`) and the best program of each cell (`elites`), when that has changed."""
+        if rows != self.standing.get(kind):
+            self.standing[kind] = rows
+            self.event(kind, {"rows": rows})
 
     def verdict(self, artifact_hash: str, passed: bool) -> None:
         self.verified[artifact_hash] = passed

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from optimizer.agents.base import Agent, SearchView
+from optimizer.bandit import Bandit
 from optimizer.board import SAID, Board
 from optimizer.builder import content_hash, mechanism_hash
 from optimizer.records import Candidate, Estimate, Experiment, Post, Proposal
@@ -17,6 +18,7 @@ PER_AGENT = 2  # proposals that one agent may have waiting
 NEWS = 8  # results after which an agent that had nothing to say is asked again; at once when the incumbent has changed
 ROUNDS = 2  # of talk after a result: a question, and its answer
 SELDOM = 6  # programs tuned for one of a new source that is not expected to beat the incumbent
+PATIENCE = 3  # turns for each agent of the search, after which one whose proposals were passed over goes first
 REFUSALS = 3  # proposals in a row that the board may refuse before an agent is passed over this round
 
 
@@ -38,6 +40,7 @@ class ProposalQueue:
     agents: Sequence[Agent]
     board: Board
     on_proposal: Callable[[Proposal], None]
+    bandit: Bandit = field(default_factory=Bandit)
     waiting: list[Waiting] = field(default_factory=list)
     duplicates: int = 0
     _turn: int = 0
@@ -48,6 +51,7 @@ class ProposalQueue:
     _silent: dict[str, int] = field(
         default_factory=dict
     )  # agents that had nothing to say: asked again at so many results
+    _passed: Counter[str] = field(default_factory=Counter)  # agent -> turns since something of it was taken
 
     def __post_init__(self) -> None:
         self._news = threading.Event()
@@ -142,31 +146,58 @@ class ProposalQueue:
         tried: set[str],
         ready: Callable[[Proposal], bool] = lambda proposal: True,
     ) -> Waiting | None:
-        """The proposal worth most: a focus or mechanism not yet measured first, then the best that may come of it.
+        """The next proposal: a focus or mechanism not yet measured first, then the best of the focus that the bandit chose.
 
-        What is ready to be measured goes before what has to be compiled first: the engine does not wait for a compiler.
+        What is ready to be measured goes before what has to be compiled first: the engine does not wait for a compiler. An agent
+        that was passed over for long goes before the bandit's choice, so that none is starved.
 
         Tuning what was measured takes turns with sources that were not: the best program's neighbours always promise
         most, and something better may lie elsewhere. Sources that cannot be expected to beat the incumbent come seldom.
         """
-        if not self.waiting:
+        pool = [w for w in self.waiting if ready(w.proposal)] or self.waiting
+        if not pool:
             return None
+        high = {w.proposal.id: predict(w.proposal).high for w in pool}
         foci = Counter(p.focus for p in measured)
         mechanisms = Counter(p.mechanism for p in measured)
+        chosen = self.bandit.choose(_promises(pool, high))
 
-        def worth(w: Waiting) -> tuple[bool, bool, bool, float]:
+        def worth(w: Waiting) -> tuple[bool, bool, bool, bool, float]:
             new_ground = not foci[w.proposal.focus] or not mechanisms[w.proposal.mechanism]
-            high = predict(w.proposal).high
-            turn = w.source_hash not in tried and self._tuned >= (1 if high > self._lead else SELDOM)
-            return ready(w.proposal), new_ground, turn, high
+            first = new_ground, self._overdue(w), w.proposal.focus == chosen
+            promised = high[w.proposal.id]
+            turn = w.source_hash not in tried and self._tuned >= (1 if promised > self._lead else SELDOM)
+            return *first, turn, promised
 
-        best = max(self.waiting, key=worth)
+        best = max(pool, key=worth)
         self.waiting.remove(best)
         self._tuned = self._tuned + 1 if best.source_hash in tried else 0
+        self._passed.update({w.proposal.agent for w in self.waiting})
+        self._passed.pop(best.proposal.agent, None)
         return best
+
+    def wanted(self, predict: Callable[[Proposal], Estimate]) -> list[Proposal]:
+        """What waits, in the order in which it is worth compiling ahead."""
+
+        def worth(w: Waiting) -> tuple[bool, float, float]:
+            high = predict(w.proposal).high
+            return self._overdue(w), self.bandit.expects(w.proposal.focus, high), high
+
+        return [w.proposal for w in sorted(self.waiting, key=worth, reverse=True)]
+
+    def _overdue(self, waiting: Waiting) -> bool:
+        return self._passed[waiting.proposal.agent] >= PATIENCE * len(self.agents)
 
     def _in_turn(self) -> list[Agent]:
         """A new agent begins each round."""
         start = self._turn % len(self.agents) if self.agents else 0
         self._turn += 1
         return [*self.agents[start:], *self.agents[:start]]
+
+
+def _promises(pool: Iterable[Waiting], high: Mapping[str, float]) -> dict[str, float]:
+    """focus -> the highest speed over the baseline that what waits of it may have."""
+    found: dict[str, float] = {}
+    for w in pool:
+        found[w.proposal.focus] = max(found.get(w.proposal.focus, 0.0), high[w.proposal.id])
+    return found

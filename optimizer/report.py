@@ -78,6 +78,8 @@ def build_report(config: RunConfig, ledger: Ledger, facts: Facts, winner: Winner
         "verification": [to_json(c) for c in winner.checks] if winner else [],
         "counts": ledger.counts() | {"per_hour": ledger.per_hour()},
         "agents": ledger.by_agent(),
+        "foci": ledger.standing.get("foci", []),
+        "elites": ledger.standing.get("elites", []),
         "swap": _swap(ledger, winner),
         "cost": {"price_per_hour": config.price_per_hour, "formula": COST_FORMULA},
         "traffic": {k: v for k, v in config.traffic.items() if k != "rows"} | {"sampling": _sampling(config)},

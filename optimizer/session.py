@@ -6,7 +6,7 @@ on a recorded landscape: a lab that answers from a table, a clock that it moves 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from optimizer.ledger import Ledger
 from optimizer.measuring import Measures
 from optimizer.queue import ProposalQueue, Waiting
 from optimizer.records import MEASURED, Candidate, Estimate, Experiment, Proposal, State
+from optimizer.standing import Standing
 from optimizer.trials import FASTER, WORST_TRIAL_S, Trials
 
 PRUNE = 0.9  # a prediction whose upper end is below this is not measured
@@ -45,7 +46,8 @@ class Session:
         self.builder = builder or Builder(Path(config.data_dir))
         self.workshop = Workshop(self.builder.build, ledger.quiet)
         self.board = Board(ledger.state.posts, ledger.post)
-        self.queue = ProposalQueue(agents, self.board, ledger.proposal)
+        self.standing = Standing(config, lab, ledger)
+        self.queue = ProposalQueue(agents, self.board, ledger.proposal, self.standing.bandit)
         self.trials = Trials(ledger, lab, self.time_left)
         self.trials.promise = self.promise
         self.pause: Callable[[float], None] = self.queue.wait  # with a virtual clock: what moves it on
@@ -60,6 +62,7 @@ class Session:
             self.budget = replace(self.budget, search_began_s=self.ledger.elapsed())
         for sentence in limits(self.agents, self.view()):
             self.ledger.log(sentence)
+        self.standing.tell(self.trials.incumbent)
         with self.ledger.searching(), self.workshop:
             self.go_on()
             while self.time_left() > WORST_TRIAL_S and self.step():
@@ -89,14 +92,11 @@ class Session:
     def fill(self) -> None:
         with self.ledger.losing("agents proposing"):
             self.queue.fill(self.view)
-            self.workshop.want(self._by_worth(w.proposal for w in self.queue.waiting))
+            self.workshop.want(self.queue.wanted(self.predict))
 
     def take(self) -> Waiting | None:
         measured = [self.ledger.proposals[t.candidate.proposal_id] for t in self.tried]
         return self.queue.take(self.predict, measured, self.sources, self.workshop.ready)
-
-    def _by_worth(self, proposals: Iterable[Proposal]) -> list[Proposal]:
-        return sorted(proposals, key=lambda p: -self.predict(p).high)
 
     def view(self) -> SearchView:
         scene, work = self.lab.scene, self.lab.work
@@ -117,6 +117,7 @@ class Session:
             best=dict(self.best),
             experiments=tuple(self.tried),
             tried=frozenset(self.sources),
+            elites=self.standing.archive.elites(),
             proposed=frozenset(p.name for p in self.ledger.proposals.values()),
             seed=self.config.seed,
         )
@@ -171,6 +172,7 @@ class Session:
 
     def tell(self, candidate: Candidate, experiment: Experiment) -> None:
         self.learn(candidate, experiment)
+        self.standing.tell(self.trials.incumbent)
         if experiment.state is State.DUPLICATE:
             whole = self.trials.known.get(experiment.behaviour)
             earlier = self.ledger.candidates[whole or experiment.same_as]
@@ -190,6 +192,7 @@ class Session:
         if experiment.visit == 1:
             combines = bool(proposal.parent)
             self.lab.cost.learn(candidate.focus, candidate.mechanism, experiment, combines, proposal.expected)
+        self.standing.learn(candidate, experiment)
         self.queue.told(candidate, experiment)
 
     # resume and finish

@@ -10,17 +10,19 @@ from optimizer.agents.attention import AttentionAgent
 from optimizer.agents.base import Agent, Desk, Machine, SearchView, Tried
 from optimizer.agents.cache import CacheAgent
 from optimizer.agents.device import DeviceAgent
+from optimizer.agents.evolution import EvolutionAgent
 from optimizer.agents.fusion import FusionAgent
 from optimizer.agents.projections import ProjectionsAgent
 from optimizer.agents.scheduling import SchedulingAgent
 from optimizer.config import FOCI
 
 # in the order of what they usually bring: the first asked is the first measured
-KINDS = (DeviceAgent, ProjectionsAgent, FusionAgent, AttentionAgent, CacheAgent, SchedulingAgent)
+KINDS = (DeviceAgent, ProjectionsAgent, FusionAgent, AttentionAgent, CacheAgent, SchedulingAgent, EvolutionAgent)
 
 
 def make_agents(seed: int = 0, foci: Collection[str] = (), llm: Mapping[str, Any] | None = None) -> list[Agent]:
     """An agent of each kind whose focus is in `foci` (empty: all), in the order in which to ask them.
+    Evolution crosses foci, so it is there when all are.
 
     `llm` is `RunConfig.llm`: with a model in it, agents that ask that model come last. Raises ConfigError when the
     environment's settings for it cannot be used.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kernels.hardware import Gpu
+from optimizer.elites import Elite
 from optimizer.records import Candidate, Experiment, Post, Proposal
 
 OPERATORS = ("projections", "head", "attention", "cache", "pointwise")
@@ -56,6 +57,7 @@ class SearchView:
     best: Mapping[str, Tried] = field(default_factory=dict)  # by focus
     experiments: tuple[Tried, ...] = ()
     tried: frozenset[str] = frozenset()  # source hashes
+    elites: tuple[Elite, ...] = ()  # the best program of each cell
     proposed: frozenset[str] = frozenset()  # names of all proposals of this run, whoever made them
     seed: int = 0
 

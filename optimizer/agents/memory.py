@@ -108,15 +108,19 @@ def _within(small: Program, large: Program) -> bool:
     return set(small.parts) <= set(large.parts) and small.settings.items() <= large.settings.items()
 
 
+def gains(program: Program) -> dict[str, float]:
+    """operator -> how many times faster its parts and precision are expected to make it."""
+    weights, cache = (PRECISION_GAIN[part(program.precision)] for part in (of_weights, of_cache))
+    found = {"projections": weights, "head": weights, "attention": cache}
+    for part in program.chosen:
+        for operator, gain in part.gains.items():
+            found[operator] = found.get(operator, 1.0) * gain
+    return found
+
+
 def amdahl(program: Program, view: SearchView) -> float:
     """The speed over the baseline that the parts' own gains promise, by each operator's share of its time."""
-    left = 0.0
-    weights, cache = (PRECISION_GAIN[part(program.precision)] for part in (of_weights, of_cache))
-    lower = {"projections": weights, "head": weights, "attention": cache}
-    for operator in OPERATORS:
-        gain = lower.get(operator, 1.0)
-        for part in program.chosen:
-            gain *= part.gains.get(operator, 1.0)
-        left += view.share(operator) / gain
+    gain = gains(program)
+    left = sum(view.share(operator) / gain.get(operator, 1.0) for operator in OPERATORS)
     rest = max(0.0, 1.0 - sum(view.share(operator) for operator in OPERATORS))
     return 1.0 / max(left + rest, 1e-3)

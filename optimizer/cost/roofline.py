@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.models.config import ModelConfig
 from engine.models.layout import expected_shapes
-from kernels.precision import exact, of_cache, of_weights
+from kernels.precision import CODED, LOWEST, SAME, exact, of_cache, of_weights
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # of a number in a declared precision that is not the endpoint's
@@ -77,6 +77,11 @@ class Workload:
         return self.weights()["prefill"] * self.step_s["prefill"] / total if total else 0.1
 
 
+def lowest_allowed(dtype: str, tolerance: str) -> str:
+    """The lowest precision that a run may compute in; coded weights change nothing, so every run of their dtype may."""
+    return LOWEST if tolerance == "quantised" else CODED if dtype == "bfloat16" else SAME
+
+
 def weights_read(config: ModelConfig) -> int:
     """Numbers in all layers' matrices that a step must read: of experts, those that a single token is sent to."""
     total, experts = 0.0, config.experts
@@ -104,10 +109,22 @@ def step_bytes(config: ModelConfig, dtype: str, layers: int = 0) -> int:
     return (weights_read(config) + config.vocab_size * config.hidden_size) * DTYPE_BYTES[dtype]
 
 
-def floors(
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What an operator's step cannot go below, in seconds: its bytes at the measured rate, its operations at theirs."""
+
+    bytes_s: float
+    arithmetic_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return max(self.bytes_s, self.arithmetic_s)
+
+
+def bounds(
     config: ModelConfig, dtype: str, ceilings: Ceilings, work: Workload, precision: str = "same"
-) -> dict[str, dict[str, float]]:
-    """phase -> operator -> seconds below which no step of the declared precision can go."""
+) -> dict[str, dict[str, Bound]]:
+    """phase -> operator -> what no step of the declared precision can go below."""
     share = weight_share(precision, dtype)
     # four 8-bit products take the time of two of bf16
     products, scores = (ceilings.gemm * (1 if exact(of(precision)) else 2) for of in (of_weights, of_cache))
@@ -122,10 +139,18 @@ def floors(
         matrices, head = weights_read(config), config.vocab_size * config.hidden_size
         attention_flops = 4 * tokens * context * q * layers
         result[phase] = {
-            "projections": max(share * matrices * size / ceilings.read, 2 * tokens * matrices / products),
-            "head": max(share * head * size / ceilings.read, 2 * sequences * head / products),
-            "attention": max(sequences * context * kv_token / ceilings.read, attention_flops / scores),
-            "cache": tokens * kv_token / ceilings.copy,
-            "pointwise": 0.0,
+            "projections": Bound(share * matrices * size / ceilings.read, 2 * tokens * matrices / products),
+            "head": Bound(share * head * size / ceilings.read, 2 * sequences * head / products),
+            "attention": Bound(sequences * context * kv_token / ceilings.read, attention_flops / scores),
+            "cache": Bound(tokens * kv_token / ceilings.copy),
+            "pointwise": Bound(0.0),
         }
     return result
+
+
+def floors(
+    config: ModelConfig, dtype: str, ceilings: Ceilings, work: Workload, precision: str = "same"
+) -> dict[str, dict[str, float]]:
+    """phase -> operator -> seconds below which no step of the declared precision can go."""
+    found = bounds(config, dtype, ceilings, work, precision)
+    return {phase: {op: bound.seconds for op, bound in operators.items()} for phase, operators in found.items()}

@@ -29,6 +29,8 @@ def live_state(run: Run) -> dict[str, Any]:
         "candidates": candidate_rows(by_kind["candidate"], by_kind["estimate"], experiments),
         "experiments": experiments,
         "checks": by_kind["check"],
+        "foci": _last(run, "foci").get("rows", []),
+        "elites": _last(run, "elites").get("rows", []),
         "llm_usage": list(_usage(run).values()),
         "logs": _logs(run),
     }

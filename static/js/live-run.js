@@ -212,9 +212,11 @@ const on = {
   post(p) { drawPost(p, candidateUrl); },
   check() { refresh(1200, "checks"); },
   llm_usage() { refresh(1500, "llm"); },
+  foci() { refresh(1500, "foci"); },
+  elites() { refresh(1500, "elites"); },
   log(p, event) { drawLog(event.seq, event.at, p.level || "info", p.text); },
   end_to_end(p) { $("#phase-message").textContent = `End to end: pair ${p.pair} of ${p.of}${p.scenario ? ` (${p.scenario})` : ""}, ${fmt.times(p.ratio)}.`; },
-  finished(p) { finished = true; announce(p.reason || p.outcome); refresh(300, "run-outcome", "checks", "llm", ...SERVER_CHARTS); },
+  finished(p) { finished = true; announce(p.reason || p.outcome); refresh(300, "run-outcome", "checks", "llm", "foci", "elites", ...SERVER_CHARTS); },
   run(p) { run = { ...run, ...p }; settle(); refresh(300, "run-outcome"); },
 };
 

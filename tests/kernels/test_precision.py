@@ -26,7 +26,9 @@ def test_coded_weights_alone_change_nothing() -> None:
 
 
 def test_an_unknown_name_is_refused_and_promises_nothing() -> None:
-    with pytest.raises(ValueError, match="no precision is called int3: there are same, coded, fp8, int8, int4, kv-int8"):
+    with pytest.raises(
+        ValueError, match="no precision is called int3: there are same, coded, fp8, int8, int4, kv-int8"
+    ):
         lowest(["int8", "int3"])
     assert of_weights("int3") == of_cache("int3") == "same"
 

@@ -492,3 +492,26 @@ def test_no_candidate_is_begun_when_the_time_for_it_is_over(run: Harness) -> Non
     run.abandon()
     run.search({"first": (KEPT, KEPT)})
     assert ScriptedLab.asked == [] and run.kinds("finished")[-1]["outcome"] == "no_gain"
+
+
+def test_where_the_search_stands_is_told_and_a_resumed_run_tells_the_same(
+    run: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script: Script = {
+        "whole_step": (answer(3.0, State.KEEP), answer(3.0, State.KEEP)),
+        "packed_linear": (LOST,),
+        "third": (KEPT, answer(1.6, State.KEEP, 1.2, State.KEEP)),
+    }
+    killed_at(run, "third", script, monkeypatch)
+    foci, elites = (run.kinds(kind)[-1]["rows"] for kind in ("foci", "elites"))
+    assert {row["focus"] for row in foci} == {"attention", "projections", "cache", "scheduling"}
+    kinds = {row["name"]: row["cell"]["fusion"] for row in elites}
+    assert kinds == {"whole_step": "whole step", "packed_linear": "apart"}
+    attention = next(row for row in foci if row["focus"] == "attention")
+    assert attention["kept"] == 1 and attention["proposals"] == 3 and "1 of its last 2 paid off" in attention["why"]
+    assert 0 < attention["worth"] < run.kinds("foci")[0]["rows"][0]["worth"], "less is left beside a faster incumbent"
+    run.heard.clear()
+    run.search(script, [Scripted([])])
+    assert run.kinds("elites")[0]["rows"] == elites
+    again = next(row for row in run.kinds("foci")[0]["rows"] if row["focus"] == "attention")
+    assert {k: again[k] for k in ("worth", "pays", "kept")} == {k: attention[k] for k in ("worth", "pays", "kept")}

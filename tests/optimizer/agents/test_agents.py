@@ -228,7 +228,8 @@ def test_parts_are_not_put_into_a_baseline_that_they_do_not_edit() -> None:
 
 def test_foci_choose_the_agents() -> None:
     assert {a.name for a in make_agents(0, ["cache", "scheduling"])} == {"cache", "scheduling"}
-    assert {a.focus for a in make_agents(0)} == {"attention", "projections", "cache", "scheduling"}
+    foci = {a.focus for a in make_agents(0) if a.name != "evolution"}
+    assert foci == {"attention", "projections", "cache", "scheduling"}
 
 
 def test_an_agent_runs_dry_rather_than_repeat_itself() -> None:
