@@ -13,6 +13,7 @@ import optuna
 from optimizer.agents import KINDS
 from optimizer.agents.base import Agent, SearchView
 from optimizer.agents.focused import FocusAgent
+from optimizer.agents.heard import Start
 from optimizer.agents.programs.program import Program
 from optimizer.records import MEASURED, Candidate, Experiment, Proposal, State
 from tests.bench.searching import as_proposal
@@ -31,10 +32,10 @@ class _Within:
         near = map(space.canonical, FocusAgent._neighbours(self, program))  # type: ignore[arg-type]
         return [n for n in near if n.name in space.names()]
 
-    def _new(self, program: Program, view: SearchView, *, same_source: bool) -> Proposal | None:
-        program = space.canonical(program)
-        inside = program.name in space.names()
-        return FocusAgent._new(self, program, view, same_source=same_source) if inside else None  # type: ignore[arg-type]
+    def _new(self, start: Start, view: SearchView, *, same_source: bool) -> Proposal | None:
+        start = start._replace(program=space.canonical(start.program))
+        inside = start.program.name in space.names()
+        return FocusAgent._new(self, start, view, same_source=same_source) if inside else None  # type: ignore[arg-type]
 
 
 @dataclass
