@@ -12,7 +12,7 @@ BADGES = {
     "fitted": "fitted on measurements of this machine",
     "roofline": "roofline of this machine's ceilings",
     "estimated": "estimated from specifications",
-    "extrapolated": "outside what was measured: roofline",
+    "extrapolated": "outside what was measured",
     "unvalidated": "unvalidated",
 }
 
