@@ -18,9 +18,9 @@ from typing import Any
 
 from optimizer.agents.llm.settings import UNPRICED, LlmSettings
 from optimizer.builder import kinds_off
-from optimizer.config import ConfigError, RunConfig, parse_duration
-from optimizer.file_store import FileStore, worker_name
-from optimizer.ledger import LEASE_TTL_S
+from optimizer.config import ConfigError, RunConfig
+from optimizer.file_store import FileStore
+from optimizer.library import claimed, new_run
 from optimizer.objectives import OBJECTIVES
 from optimizer.search import Search, SearchFailed
 from optimizer.store import LeaseLost
@@ -52,11 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(config: RunConfig, store: FileStore, screen: Screen, out: Path) -> int:
-    lease = store.claim(config.run_id, worker_name(), LEASE_TTL_S)
-    if lease is None:
-        raise SearchFailed(
-            f"Run {config.run_id} has ended, or another worker holds it. Start a new one without --resume."
-        )
+    lease = claimed(store, config.run_id)
     for sentence in kinds_off():
         screen.note(sentence)
     screen.note(f"Run {config.run_id}. To go on after an interruption: --resume {config.run_id}")
@@ -73,14 +69,14 @@ def _run(config: RunConfig, store: FileStore, screen: Screen, out: Path) -> int:
 
 
 def _new(store: FileStore, options: argparse.Namespace) -> RunConfig:
-    config = RunConfig(
-        model=options.model,
-        traffic=load_traffic(options.traffic, options.concurrency, options.temperature, options.top_p).to_json(),
-        data_dir=str(Path(options.data).resolve()),
+    return new_run(
+        store,
+        options.model,
+        load_traffic(options.traffic, options.concurrency, options.temperature, options.top_p),
+        options.budget,
         name=options.name or f"{options.model} on {options.traffic}",
         dtype=options.dtype,
         threads=options.threads,
-        budget_s=parse_duration(options.budget),
         tolerance=options.tolerance,
         seed=options.seed,
         price_per_hour=options.price_per_hour,
@@ -91,8 +87,6 @@ def _new(store: FileStore, options: argparse.Namespace) -> RunConfig:
         foci=tuple(f for f in options.foci.split(",") if f),
         llm=_llm(options),
     )
-    store.create(config.run_id, config.to_json())
-    return config
 
 
 def _llm(options: argparse.Namespace) -> dict[str, Any]:

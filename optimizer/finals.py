@@ -96,7 +96,8 @@ class Finals:
         artifact = self.lab.artifacts.get(candidate.artifact_hash)
         verifier = self._verifier()
         verifier.control_caught = controls.known(verifier, Path(self.config.data_dir))
-        checks = verifier.verify(artifact)
+        with self.ledger.stage("verified"):
+            checks = verifier.verify(artifact)
         verified = passed(checks)
         self.ledger.verdict(candidate.artifact_hash, verified)
         if not verified:
@@ -112,7 +113,8 @@ class Finals:
         end = self.budget.search_end_s + self.budget.verify_s
         verifier.on_checks = lambda checks: None
         stop_at = time.monotonic() + max(0.0, end - self.ledger.elapsed())
-        caught = controls.caught(verifier, Path(self.config.data_dir), stop_at)
+        with self.ledger.stage("verified"):
+            caught = controls.caught(verifier, Path(self.config.data_dir), stop_at)
         marked = controls.mark(checks, caught)
         if marked != checks:
             self.ledger.checks(marked)
@@ -137,7 +139,8 @@ class Finals:
             self.ledger.check()
             self.ledger.event("end_to_end", {"scenario": scenario, "pair": pair, "of": of, "ratio": ratio})
 
-        return measure_end_to_end(job, on_pair)
+        with self.ledger.stage("end_to_end"):
+            return measure_end_to_end(job, on_pair)
 
     def _within_memory(self, measured: EndToEnd) -> EndToEnd:
         """Raises MeasureFailed for a winner that keeps more resident than the run allows."""

@@ -59,7 +59,10 @@ class Ledger(Times):
         self.experiments = {e.id: e for e in self.state.experiments}
         self.estimates = {e.artifact_hash: e for e in self.state.estimates}
         self.verified: dict[str, bool] = {}
-        self.usage = last_usage(store, config.run_id) if lease.attempt > 1 else {}  # agent -> its `llm_usage`
+        self.usage: dict[str, dict[str, Any]] = {}  # agent -> its `llm_usage`
+        if lease.attempt > 1:
+            self.usage, spent = last_told(store, config.run_id)
+            self.go_on_from(spent)
         self.standing: dict[str, list[dict[str, Any]]] = {}  # `foci` and `elites`, as they were told last
         self.swaps: dict[str, float] = {}  # by kind, the latest
         self.device_s = 0.0  # spent timing candidates, this attempt
@@ -247,6 +250,7 @@ class Ledger(Times):
                 "per_hour": self.per_hour(),
                 "utilisation": round(self.utilisation, 3),
                 "best_ratio": self.best_ratio,
+                "spent": self.spent(),
             },
         )
 
@@ -270,14 +274,16 @@ class Ledger(Times):
                     self.quiet.release()
 
 
-def last_usage(store: RunStore, run_id: str) -> dict[str, dict[str, Any]]:
-    """Agent -> its last `llm_usage` event, of all attempts."""
-    found: dict[str, dict[str, Any]] = {}
+def last_told(store: RunStore, run_id: str) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Agent -> its last `llm_usage` event, and the last `Times.spent`, of all attempts."""
+    usage: dict[str, dict[str, Any]] = {}
+    spent: dict[str, Any] = {}
     after = 0
     while events := store.events(run_id, after):
-        found |= {e["payload"]["agent"]: e["payload"] for e in events if e["kind"] == "llm_usage"}
+        usage |= {e["payload"]["agent"]: e["payload"] for e in events if e["kind"] == "llm_usage"}
+        spent = next((e["payload"].get("spent", {}) for e in reversed(events) if e["kind"] == "progress"), spent)
         after = events[-1]["seq"]
-    return found
+    return usage, spent
 
 
 def passed(checks: list[Check]) -> bool:

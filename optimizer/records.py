@@ -43,6 +43,8 @@ class Provenance(enum.StrEnum):
 
 
 MEASURED = frozenset({State.KEEP, State.MARGINAL, State.RETEST, State.DISCARD})
+# surely faster than the other side; the end-to-end measurement judges by how much
+FASTER = (State.KEEP, State.MARGINAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,7 @@ class Experiment:
     ci_high: float | None = None
     samples: list[float] = field(default_factory=list)  # paired ratios over `against`, in the order measured
     predicted: float | None = None
+    provenance: str = ""  # of `predicted`
     # tier 2: output_tput (tok/s), interactivity (tok/s/user), accepted_share (of drafts)
     metrics: dict[str, float] = field(default_factory=dict)
     device_s: float = 0.0

@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.artifacts import Artifact
+from optimizer.accounting import account
+from optimizer.accounting_text import sentences, stages_table
 from optimizer.builder import kinds_off
 from optimizer.config import RunConfig
 from optimizer.export.finish import FINISHER
@@ -87,7 +89,9 @@ def build_report(config: RunConfig, ledger: Ledger, facts: Facts, winner: Winner
         "time_lost": ledger.time_lost(),
         "limits": _limits(config, winner, ledger),
     }
-    return clean(report | (_measured(config, winner, facts) if winner else {}))
+    report |= _measured(config, winner, facts) if winner else {}
+    report["accounting"] = account(ledger, _searched_as(winner.candidate) if winner else "", report["speedup"])
+    return clean(report)
 
 
 def _measured(config: RunConfig, winner: Winner, facts: Facts) -> dict[str, Any]:
@@ -178,8 +182,13 @@ def _limits(config: RunConfig, winner: Winner | None, ledger: Ledger) -> list[st
 
 def _author(candidate: Candidate, ledger: Ledger) -> str:
     """The agent that wrote the program: a finalist's cleaned source is its parent's."""
-    parent = ledger.candidates.get(candidate.parent)
-    return parent.agent if candidate.agent == FINISHER and parent else candidate.agent
+    written = ledger.candidates.get(_searched_as(candidate))
+    return written.agent if written else candidate.agent
+
+
+def _searched_as(candidate: Candidate) -> str:
+    """The artefact that tiers 1 and 2 measured: a finalist's source is cleaned before it is verified."""
+    return candidate.parent if candidate.agent == FINISHER else candidate.artifact_hash
 
 
 def print_report(report: Mapping[str, Any], console: Console) -> None:
@@ -197,6 +206,9 @@ def print_report(report: Mapping[str, Any], console: Console) -> None:
         f"from {counts['foci']} foci and {counts['mechanisms']} mechanisms; {rates['tier1']:.0f} measured an hour.",
         markup=False,
     )
+    console.print(stages_table(report["accounting"]))
+    for line in sentences(report["accounting"], report["time_lost"]):
+        console.print(line, markup=False)
     for row in report["agents"]:
         if row["llm"]:
             console.print(_language_model(row), markup=False)

@@ -62,7 +62,8 @@ class Search:
         scene = Scene.of(self.config)
         lab = Lab(self.config, scene, ledger, ArtifactStore(Path(self.config.data_dir)))
         try:
-            lab.open()
+            with ledger.stage("profile"):
+                lab.open()
             session = Session(self.config, self.agents, self.budget, ledger, lab)
             session.resume()
             ledger.enter("search", f"{len(self.agents)} agents propose; candidates are measured against the incumbent.")

@@ -22,9 +22,9 @@ from optimizer.export.finish import FINISHER
 from optimizer.ledger import Ledger
 from optimizer.measuring import Measures
 from optimizer.queue import ProposalQueue, Waiting
-from optimizer.records import MEASURED, Candidate, Estimate, Experiment, Proposal, State
+from optimizer.records import FASTER, MEASURED, Candidate, Estimate, Experiment, Proposal, State
 from optimizer.standing import Standing
-from optimizer.trials import FASTER, WORST_TRIAL_S, Trials
+from optimizer.trials import WORST_TRIAL_S, Trials
 
 PRUNE = 0.9  # a prediction whose upper end is below this is not measured
 WAIT_S = 0.5  # between looks at the clock while there is nothing to measure
@@ -76,7 +76,8 @@ class Session:
         elif waiting := self.take():
             estimate = self.predict(waiting.proposal)
             if estimate.high < PRUNE:
-                self.prune(waiting, estimate)
+                with self.ledger.stage("predicted"):
+                    self.prune(waiting, estimate)
             elif built := self.build(waiting):
                 self.ledger.estimate(Estimate(**asdict(estimate) | {"artifact_hash": built.artifact.hash}))
                 self.tell(built.candidate, self.trials.measure(built, estimate))
@@ -140,7 +141,10 @@ class Session:
         state, against = State.PREDICTED, self.lab.baseline.hash
         name = f"{artifact.hash[:16]}-0"
         self.ledger.experiment(
-            candidate, Experiment(name, artifact.hash, 1, state, against, False, predicted=estimate.ratio)
+            candidate,
+            Experiment(
+                name, artifact.hash, 1, state, against, False, predicted=estimate.ratio, provenance=estimate.provenance
+            ),
         )
         self.board.release(waiting.claim)
 

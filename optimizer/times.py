@@ -36,12 +36,13 @@ class Quiet:
 
 
 class Times:
-    """Seconds of this attempt. `clock` may be a virtual one."""
+    """Seconds of this attempt, but for `lost` and `stage_s`, which go on from what an earlier one had. `clock` may be virtual."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.quiet = Quiet()
         self.lost: dict[str, float] = defaultdict(float)
+        self.stage_s: dict[str, float] = defaultdict(float)  # of `optimizer.accounting.STAGES`
         self.busy_s = 0.0  # in which the engine worked on candidates: loading, checking, timing
         self.disturbed = 0  # timed blocks that other work overlapped and that were taken again
         self._searching_since: float | None = None
@@ -66,13 +67,32 @@ class Times:
             self._search_s, self._searching_since = self.clock() - self._searching_since, None
 
     @contextmanager
-    def working(self) -> Iterator[None]:
+    def working(self, stage: str) -> Iterator[None]:
         """Time inside the engine works on a candidate: loads, checks or times it."""
+        start = self.clock()
+        try:
+            with self.stage(stage):
+                yield
+        finally:
+            self.busy_s += self.clock() - start
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time inside is booked to this stage of the run."""
         start = self.clock()
         try:
             yield
         finally:
-            self.busy_s += self.clock() - start
+            self.stage_s[name] += self.clock() - start
+
+    def spent(self) -> dict[str, dict[str, float]]:
+        """What the next attempt goes on from."""
+        return {"stages": dict(self.stage_s), "lost": dict(self.lost)}
+
+    def go_on_from(self, spent: dict[str, dict[str, float]]) -> None:
+        for held, earlier in ((self.stage_s, spent.get("stages")), (self.lost, spent.get("lost"))):
+            for name, seconds in (earlier or {}).items():
+                held[name] += seconds
 
     @property
     def utilisation(self) -> float:

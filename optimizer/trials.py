@@ -17,17 +17,13 @@ from optimizer.experiments import duplicate, failed, measured_first, measured_se
 from optimizer.ledger import Ledger
 from optimizer.measure.tiers import Repeats, TooFast, WrongValues
 from optimizer.measuring import Measures
-from optimizer.records import MEASURED, Candidate, Estimate, Experiment, Proposal, State
+from optimizer.records import FASTER, MEASURED, Candidate, Estimate, Experiment, Proposal, State
 
 TIER_ONE_LIMIT_S = 45.0
 WORST_TRIAL_S = 4.0  # no candidate is begun with less time than this before the search ends
 NEAR_BEST = (
     0.97  # of the incumbent's tier-1 ratio: a program not slower than this is worth trying with other scheduling
 )
-FASTER = (
-    State.KEEP,
-    State.MARGINAL,
-)  # surely faster than the other side; the end-to-end measurement judges by how much
 MOST_VISITS = 3
 MEANWHILE = 4  # candidates that are measured before one comes back
 TRAFFIC_SHARE = (
@@ -135,7 +131,7 @@ class Trials:
                 raise Repeats(behaviour, same)
 
         try:
-            with self.ledger.working():
+            with self.ledger.working("tier1"):
                 found = self.lab.tier_one(artifact, incumbent, limit, pairs, judge)
         except Repeats as repeats:
             experiment = duplicate(built, self.first[repeats.same_as], repeats, estimate)
@@ -153,7 +149,7 @@ class Trials:
     def tier_two(self, built: Built, estimate: Estimate) -> Experiment:
         begun = self.ledger.busy_s
         try:
-            with self.ledger.working():
+            with self.ledger.working("tier2"):
                 found = self.lab.tier_two(built.artifact, self.incumbent_artifact())
         except (HostFailure, WrongValues, TooFast) as failure:
             experiment = failed(built, 2, self.lab.baseline.hash, *_why(failure))

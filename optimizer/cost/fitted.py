@@ -33,6 +33,7 @@ class CostModel:
     floors: Mapping[str, Mapping[str, float]]
     measured_ceilings: bool = True
     _surprises: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    _foreseen: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))  # beside those
 
     def predict(
         self, artifact_hash: str, focus: str, mechanism: str, combines: bool = False, expected: float = 0.0
@@ -46,8 +47,7 @@ class CostModel:
         precision = 1 / PRIOR_SD**2 + len(seen) / NOISE_SD**2
         mean = prior + sum(seen) / NOISE_SD**2 / precision
         spread = Z80 * math.sqrt(1 / precision + NOISE_SD**2)
-        unmeasured = Provenance.ROOFLINE if self.measured_ceilings else Provenance.UNVALIDATED
-        provenance = Provenance.FITTED if len(seen) > 1 else unmeasured
+        provenance = self._provenance(focus, mechanism, prior)
         low, mid, high = (min(math.exp(mean + d), bound) for d in (-spread, 0.0, spread))
         detail = {"bound": bound, "roofline": math.exp(prior), "seen": float(len(seen)), "expected": expected}
         return Estimate(artifact_hash, mid, low, high, provenance, detail)
@@ -59,6 +59,15 @@ class CostModel:
         if experiment.state in MEASURED and experiment.ratio and experiment.ratio > 0:
             prior = self._prior(focus, mechanism, combines, expected)
             self._surprises[focus, mechanism].append(math.log(experiment.ratio) - prior)
+            self._foreseen[focus, mechanism].append(prior)
+
+    def _provenance(self, focus: str, mechanism: str, prior: float) -> Provenance:
+        """A correction stands on what was measured only where as much had been foreseen of something that was."""
+        known = self._foreseen[focus, mechanism]
+        if len(known) < 2:
+            return Provenance.ROOFLINE if self.measured_ceilings else Provenance.UNVALIDATED
+        inside = min(known) - NOISE_SD <= prior <= max(known) + NOISE_SD
+        return Provenance.FITTED if inside else Provenance.EXTRAPOLATED
 
     def _prior(self, focus: str, mechanism: str, combines: bool, expected: float) -> float:
         """Log ratio foreseen before anything was measured: the author's, within the bound, or the mechanism's usual."""

@@ -6,9 +6,11 @@ Rows are records as JSON (`optimizer.records`). The report's charts are in `repo
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from optimizer.records import MEASURED
 from polymorph_web.ui import figures as fig
 from polymorph_web.ui.figures import BASELINE, WINNER, Chart, Figure
 
@@ -205,8 +207,9 @@ Prediction = tuple[str, str, int, float, float]  # name, focus, tier, predicted 
 
 
 def predictions_info(experiments: Iterable[Row]) -> list[Prediction]:
-    """Measured candidates that were predicted first."""
-    measured = [p for p in progress_info(experiments).points if p.predicted is not None]
+    """Measured candidates that were predicted first. A program that came back was no longer foreseen."""
+    once = (e for e in experiments if e["state"] in MEASURED and e.get("visit", 1) == 1)
+    measured = [p for p in progress_info(once).points if p.predicted is not None]
     return [(p.name, p.focus, p.tier, float(p.predicted or 0), p.ratio) for p in measured]
 
 
@@ -230,6 +233,18 @@ def predictions_figure(found: Sequence[Prediction]) -> Figure:
     low, high = min(ends) * 0.95, max(ends) * 1.05
     traces.append(fig.line("measured as predicted", [low, high], [low, high], BASELINE, dash="dot", hoverinfo="skip"))
     return {"data": traces, "layout": fig.layout(fig.axis("predicted speed (×)"), fig.axis("measured speed (×)"))}
+
+
+def predictions_words(experiments: Iterable[Row]) -> list[str]:
+    """How far predictions have been off so far, a sentence for each tier."""
+    found: dict[int, list[float]] = {}
+    for _, _, tier, predicted, ratio in predictions_info(experiments):
+        found.setdefault(tier, []).append(predicted / ratio - 1)
+    return [
+        f"{TIERS[tier]}: off by {statistics.median(abs(e) for e in off):.0%} at the median so far; "
+        f"{sum(e > 0 for e in off)} of {len(off)} measured slower than predicted."
+        for tier, off in sorted(found.items())
+    ]
 
 
 def predictions_chart(experiments: Iterable[Row]) -> Chart:

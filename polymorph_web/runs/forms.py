@@ -19,6 +19,7 @@ FOCI = (
 TOLERANCES = (
     ("near", "Near: same precision, judged against float32"),
     ("exact", "Exact: bytes equal to the baseline's"),
+    ("quantised", "Quantised: weights or cache in 8 or 4 bits too; outputs change, verification bounds by how much"),
 )
 
 

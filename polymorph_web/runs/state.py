@@ -55,7 +55,7 @@ def candidate_rows(
     candidates: list[dict[str, Any]], estimates: list[dict[str, Any]], experiments: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """One row a candidate, with its newest experiment of the highest tier."""
-    predicted = {e["artifact_hash"]: e["ratio"] for e in estimates}
+    foreseen = {e["artifact_hash"]: _foreseen(e) for e in estimates}
     newest: dict[str, dict[str, Any]] = {}
     for experiment in experiments:
         held = newest.get(experiment["artifact_hash"])
@@ -67,11 +67,16 @@ def candidate_rows(
             "artifact_hash": c["artifact_hash"],
             **_described(c),
             "hypothesis": c["hypothesis"],
-            "predicted": predicted.get(c["artifact_hash"]),
+            **foreseen.get(c["artifact_hash"], {"predicted": None}),
             **{k: newest.get(c["artifact_hash"], {}).get(k) for k in shown},
         }
         for c in candidates
     ]
+
+
+def _foreseen(estimate: dict[str, Any]) -> dict[str, Any]:
+    seen = (estimate.get("detail") or {}).get("seen", 0)
+    return {"predicted": estimate["ratio"], "provenance": estimate["provenance"], "seen": seen}
 
 
 def queue_position(run: Run) -> int:

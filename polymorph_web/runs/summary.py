@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from optimizer.accounting_text import sentences
 from optimizer.records import State
 from polymorph_web.endpoints.models import Endpoint
 from polymorph_web.runs.models import Run, RunRecord
@@ -70,12 +71,19 @@ def report_context(run: Run) -> dict[str, Any]:
         "report": report,
         "sentence": sentence(report),
         "objective_title": objective_title(report),
+        "accounting_words": accounting_words(report),
         "checks": checks,
         "checks_passed": sum(c.get("verdict") == "pass" for c in asked),
         "checks_total": len(asked),
         "improvements": better,
         "regressions": worse,
     }
+
+
+def accounting_words(report: dict[str, Any]) -> list[str]:
+    """Empty for reports of earlier versions, which have no accounting."""
+    accounting = report.get("accounting")
+    return sentences(accounting, report.get("time_lost") or []) if accounting else []
 
 
 def changes(report: dict[str, Any]) -> tuple[list[str], list[str]]:

@@ -67,6 +67,7 @@ def live(request: HttpRequest, run_id: Any) -> HttpResponse:
         "progress_chart": charts.progress_chart(state["experiments"]),
         "tradeoff_chart": charts.tradeoff_chart(state["experiments"]),
         "predictions_chart": charts.predictions_chart(state["experiments"]),
+        "predictions_words": charts.predictions_words(state["experiments"]),
         "ws_path": f"/ws/runs/{run.id}/",
         "queue_position": queue_position(run) if run.state == Run.State.QUEUED else 0,
         "may": {

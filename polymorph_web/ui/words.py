@@ -79,6 +79,12 @@ PHASES = (
     ("report", "Report"),
 )
 
+PROVENANCES = {  # of an estimate; `{seen}`: measurements of its mechanism
+    "fitted": "corrected by {seen} measurements of this mechanism",
+    "roofline": "roofline",
+    "extrapolated": "outside what was measured",
+    "unvalidated": "unvalidated",
+}
 POST_WORDS: dict[str, StateWord] = {
     "claim": StateWord("flask", "Claims", ""),
     "result": StateWord("check-circle", "Measured", "ok"),
@@ -87,6 +93,11 @@ POST_WORDS: dict[str, StateWord] = {
     "question": StateWord("question", "Asks", "warn"),
     "answer": StateWord("chat", "Answers", "info"),
 }
+
+
+def provenance(key: Any, seen: Any) -> str:
+    """What stands behind an estimate; nothing for one that does not say."""
+    return PROVENANCES.get(str(key), "").format(seen=int(number(seen) or 0))
 
 
 def state_word(value: Any) -> StateWord:

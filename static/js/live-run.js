@@ -86,6 +86,8 @@ function showCandidate(c) {
   slot(row, "state").replaceChildren(chip(c.state || (c.predicted != null ? "queued" : "built")));
   slot(row, "tier").textContent = c.tier ?? "–";
   slot(row, "predicted").textContent = fmt.times(c.predicted);
+  slot(row, "provenance").textContent = (words.provenances[c.provenance] || "").replace("{seen}", Math.round(c.seen ?? 0));
+  slot(row, "measured").textContent = c.ratio == null ? "" : "measured";
   slot(row, "ratio").textContent = fmt.times(c.ratio);
   slot(row, "interval").textContent = fmt.interval(c.ci_low, c.ci_high) || "–";
   document.dispatchEvent(new Event("rowschanged"));
@@ -168,7 +170,7 @@ function refresh(wait, ...wanted) {
   }, wait);
 }
 
-const SERVER_CHARTS = ["chart-tradeoff", "chart-predictions"];
+const SERVER_CHARTS = ["chart-tradeoff", "predictions"];
 let finished = false;
 function settle() {
   $("#run-chip").replaceChildren(chip(run.state));
@@ -196,7 +198,7 @@ const on = {
     const from = proposals.get(p.proposal_id) || {};
     upsert(p.artifact_hash, { name: p.name || from.name, focus: p.focus || from.focus, agent: from.agent, mechanism: p.mechanism || from.mechanism, hypothesis: from.hypothesis });
   },
-  estimate(p) { upsert(p.artifact_hash, { predicted: p.ratio }); },
+  estimate(p) { upsert(p.artifact_hash, { predicted: p.ratio, provenance: p.provenance, seen: p.detail?.seen }); },
   experiment(p) {
     const known = candidates.get(p.artifact_hash);
     const shown = !known?.tier || p.tier >= known.tier ? { tier: p.tier, state: p.state, ratio: p.ratio, ci_low: p.ci_low, ci_high: p.ci_high, failure: p.failure } : {};

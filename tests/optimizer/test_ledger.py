@@ -166,7 +166,7 @@ def test_rates_are_of_the_whole_run_and_utilisation_of_the_search(run: Run) -> N
     assert ledger.elapsed() == pytest.approx(1800.0)
     ledger.candidate(candidate("a"), ok=True)
     with ledger.searching():
-        with ledger.working():
+        with ledger.working("tier1"):
             now[0] += 5.0
         now[0] += 5.0
         ledger.experiment(candidate("a"), experiment("a", device_s=5.0))

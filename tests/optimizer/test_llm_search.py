@@ -14,7 +14,7 @@ from optimizer import trials
 from optimizer.agents import make_agents
 from optimizer.config import RunConfig
 from optimizer.file_store import FileStore, worker_name
-from optimizer.ledger import last_usage
+from optimizer.ledger import last_told
 from optimizer.records import MEASURED, State
 from optimizer.report import print_report
 from optimizer.search import Search
@@ -99,4 +99,4 @@ def test_the_key_is_nowhere_in_what_is_kept(ended: Ended) -> None:
 def test_a_resumed_run_knows_what_was_used(ended: Ended) -> None:
     assert ended.report is not None
     (row,) = (r for r in ended.report["agents"] if r["agent"] == "llm-1")
-    assert last_usage(ended.store, ended.config.run_id) == {"llm-1": {"agent": "llm-1"} | row["llm"]}
+    assert last_told(ended.store, ended.config.run_id)[0] == {"llm-1": {"agent": "llm-1"} | row["llm"]}

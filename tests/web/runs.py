@@ -47,9 +47,9 @@ def searched(run: Run) -> tuple[Ledger, Winner, Artifact]:
     kept, artifact = _candidate(ledger, baseline, "fused gate and up", "projections")
     _candidate(ledger, baseline, "pages of <32>", "cache")
     lost, _ = _candidate(ledger, baseline, "does not compile", "attention")
-    ledger.estimate(Estimate(kept.artifact_hash, 1.4, 1.2, 1.6, "roofline"))
+    ledger.estimate(Estimate(kept.artifact_hash, 1.4, 1.2, 1.6, "fitted", {"seen": 3.0}))
     for tier in (1, 2):
-        ledger.experiment(kept, _kept(kept, tier, baseline.hash))
+        ledger.experiment(kept, measured(kept, tier, baseline.hash))
     failed = Experiment(
         "lost",
         lost.artifact_hash,
@@ -120,7 +120,7 @@ def _candidate(ledger: Ledger, baseline: Artifact, name: str, focus: str) -> tup
     return built, artifact
 
 
-def _kept(candidate: Candidate, tier: int, against: str) -> Experiment:
+def measured(candidate: Candidate, tier: int, against: str) -> Experiment:
     return Experiment(
         f"kept-{tier}", candidate.artifact_hash, tier, State.KEEP, against, True, 1.66, 1.6, 1.7, [1.65, 1.66, 1.67],
         predicted=1.4, device_s=3.0, hot_swap_s=0.2,

@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,6 +69,12 @@ def test_what_was_chosen_is_what_the_worker_reads(endpoint: Endpoint, as_: As) -
     assert (config["model"], config["traffic"]) == (endpoint.model_path, endpoint.traffic)
     entry = Entry.objects.get(action="run.start")
     assert entry.actor_name == "member" and entry.after["budget_s"] == 300
+
+
+def test_lower_precision_is_offered_with_what_it_means(endpoint: Endpoint, as_: As) -> None:
+    assert "outputs change, verification bounds by how much" in as_("member").get("/e/chat/optimise/").content.decode()
+    as_("member").post("/e/chat/optimise/", FORM | {"tolerance": "quantised"})
+    assert Run.objects.get().config["tolerance"] == "quantised"
 
 
 @pytest.mark.parametrize(
@@ -320,6 +327,28 @@ def test_the_report_page_says_what_got_faster(run: Run, as_: As) -> None:
     assert "a note of the measurement" in html.lower()
     assert reverse("approve", args=[run.id]) in html
     assert reverse("approve", args=[run.id]) not in page(as_("viewer"), "run_report", run)
+
+
+def test_a_live_page_shows_how_predictions_fared_and_what_they_stand_on(
+    endpoint: Endpoint, people: dict[str, User], as_: As
+) -> None:
+    run = runs.queued_run(endpoint, people["member"])
+    ledger, winner, _ = runs.searched(run)
+    html = page(as_("viewer"), "run", run)
+    assert "corrected by 3 measurements of this mechanism" in html
+    said = "Tier 2, whole model: off by 16% at the median so far; 0 of 1 measured slower than predicted."
+    assert said in html.partition('id="predictions"')[2]
+    again = replace(runs.measured(winner.candidate, 1, "b"), id="kept-1v2", visit=2, predicted=9.0)
+    ledger.experiment(winner.candidate, again)
+    assert said.replace("Tier 2, whole model", "Tier 1, few layers") in page(as_("viewer"), "run", run)
+
+
+def test_the_report_page_accounts_for_the_search(run: Run, as_: As) -> None:
+    html = page(as_("viewer"), "run_report", run)
+    assert "Tier 1 kept 1 of 1 (100%)" in html and "One look and what was confirmed" in html
+    assert "fused gate and up" in html.partition('id="accounting"')[2]
+    Run.objects.filter(id=run.id).update(report={k: v for k, v in run.report.items() if k != "accounting"})
+    assert 'id="accounting"' not in page(as_("viewer"), "run_report", run), "reports of earlier versions have none"
 
 
 def test_a_run_without_gain_says_that_nothing_changes(endpoint: Endpoint, people: dict[str, User], as_: As) -> None:

@@ -116,6 +116,11 @@ def interval(low: Any, high: Any) -> str:
 
 
 @register.simple_tag
+def provenance(key: Any, seen: Any) -> str:
+    return words.provenance(key, seen)
+
+
+@register.simple_tag
 def icon(name: str, extra: str = "") -> SafeString:
     """A decorative icon: the word beside it carries the meaning."""
     return format_html(
@@ -233,4 +238,4 @@ def run_phases() -> tuple[tuple[str, str], ...]:
 def state_words() -> SafeString:
     """Icons, words and tones of every state for the page's scripts, so that both sides say the same."""
     states, posts = ({k: w._asdict() for k, w in known.items()} for known in (words.STATES, words.POST_WORDS))
-    return json_script({"states": states, "posts": posts}, "state-words")
+    return json_script({"states": states, "posts": posts, "provenances": words.PROVENANCES}, "state-words")

@@ -119,6 +119,14 @@ def test_an_author_who_promised_too_much_is_believed_less(model: CostModel) -> N
     )
 
 
+def test_what_is_beyond_all_that_was_measured_says_so(model: CostModel) -> None:
+    for expected in (1.1, 1.3):
+        model.learn("attention", "python", measured(expected), expected=expected)
+    found = {e: model.predict("h", "attention", "python", expected=e).provenance for e in (0.8, 1.2, 1.4, 2.2)}
+    assert found == {0.8: "extrapolated", 1.2: "fitted", 1.4: "fitted", 2.2: "extrapolated"}
+    assert model.predict("h", "attention", "cpp", expected=2.2).provenance == "roofline"
+
+
 def test_what_was_measured_as_expected_changes_nothing(model: CostModel) -> None:
     before = model.predict("h", "attention", "python", expected=1.5)
     model.learn("attention", "python", measured(1.5), expected=1.5)
