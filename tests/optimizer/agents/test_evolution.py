@@ -204,6 +204,9 @@ class Greedy(FusionAgent):
     def combine(self, view: SearchView) -> Iterator[Program]:
         yield from ()
 
+    def tune(self, view: SearchView) -> Iterator[Program]:
+        yield from self._neighbours(self.memory.best())
+
 
 @pytest.mark.parametrize("seed", range(3))
 def test_cells_lead_out_of_what_greedy_tuning_of_the_best_is_stuck_in(seed: int) -> None:
