@@ -123,7 +123,7 @@ def _candidate(ledger: Ledger, baseline: Artifact, name: str, focus: str) -> tup
 def measured(candidate: Candidate, tier: int, against: str) -> Experiment:
     return Experiment(
         f"kept-{tier}", candidate.artifact_hash, tier, State.KEEP, against, True, 1.66, 1.6, 1.7, [1.65, 1.66, 1.67],
-        predicted=1.4, device_s=3.0, hot_swap_s=0.2,
+        predicted=1.4, provenance="fitted", device_s=3.0, hot_swap_s=0.2, leads=tier == 2,
     )  # fmt: skip
 
 

@@ -345,7 +345,10 @@ def test_a_live_page_shows_how_predictions_fared_and_what_they_stand_on(
 
 def test_the_report_page_accounts_for_the_search(run: Run, as_: As) -> None:
     html = page(as_("viewer"), "run_report", run)
-    assert "Tier 1 kept 1 of 1 (100%)" in html and "One look and what was confirmed" in html
+    assert (
+        "Tier 1 kept 1 of 1 (100%); all layers confirmed 1 of 1 (100%)." in html
+        and "One look and what was confirmed" in html
+    )
     assert "fused gate and up" in html.partition('id="accounting"')[2]
     Run.objects.filter(id=run.id).update(report={k: v for k, v in run.report.items() if k != "accounting"})
     assert 'id="accounting"' not in page(as_("viewer"), "run_report", run), "reports of earlier versions have none"
