@@ -127,7 +127,7 @@ def no_board(session: Session) -> None:
 
 
 class Unshared(Board):
-    def claim(self, agent: str, source_hash: str, content_hash: str, text: str, ttl_s: float = 0.0) -> Post | None:
+    def claim(self, agent: str, source_hash: str, content_hash: str, text: str, *more: Any, **how: Any) -> Post | None:
         return self.post(agent, "claim", text, data={"source_hash": source_hash, "content_hash": content_hash})
 
 
