@@ -1,7 +1,8 @@
 """Compiles what will be measured next while the engine measures, and stands still while something is timed.
 
 The compiler runs niced in a process group of our session. It is suspended by a signal to that group whenever `quiet` is held.
-If this process is killed meanwhile, the kernel ends the suspended group: an orphaned group with stopped members gets SIGHUP.
+If this process is killed meanwhile, the kernel ends the suspended group: an orphaned group with stopped members gets SIGHUP, which the
+compiler heeds also where this process was told to ignore it (nohup).
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Group:
             if self._ended:
                 return -1, ""
             process = subprocess.Popen(
-                ["nice", "-n", "10", *command],
+                ["env", "--default-signal=HUP", "nice", "-n", "10", *command],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 text=True, errors="replace", process_group=0,
             )  # fmt: skip

@@ -87,14 +87,15 @@ def test_a_compiler_that_begins_while_something_is_timed_waits() -> None:
     assert found == [(0, "made\n")]
 
 
-def test_a_stopped_compiler_does_not_outlive_its_parent() -> None:
+@pytest.mark.parametrize("begin", [[], ["nohup"]], ids=["plain", "nohup"])
+def test_a_stopped_compiler_does_not_outlive_its_parent(begin: list[str]) -> None:
     code = (
         "import threading, time\nfrom optimizer.ahead import Group\n"
         f"group = Group()\nthreading.Thread(target=group.run, args=({WORKS!r}, 60), daemon=True).start()\n"
         "while not group._pid:\n    time.sleep(0.01)\n"
         "time.sleep(0.2)\ngroup.suspend()\nprint(group._pid, flush=True)\ntime.sleep(60)\n"
     )
-    worker = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    worker = subprocess.Popen([*begin, sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert worker.stdout
     group = int(worker.stdout.readline())
     try:
